@@ -1,4 +1,4 @@
-"""SQuAD questions to pairs for `albertkit finetune generate`: the answer and its sentence as source, the question as target.
+"""Convert SQuAD to pairs for `albertkit finetune generate`: answer and sentence as the source, question as the target.
 
 python runs/questions.py train-v1.1.json pairs.jsonl [--most 20000]
 """
@@ -18,13 +18,13 @@ from albertkit.data.sentences import split_sentences  # noqa: E402
 from albertkit.tasks.examples import QuestionExample, RewriteExample  # noqa: E402
 from albertkit.tasks.readers import read_examples  # noqa: E402
 
-CONTEXT_CHARACTERS = 300  # kept before and after an answer, in a text without sentences
+CONTEXT_CHARACTERS = 300  # kept before and after an answer if its sentence is not found
 
 
 def question_generation_examples(
     questions: Sequence[QuestionExample], separator: str = " | "
 ) -> Iterator[RewriteExample]:
-    """Answerable questions as examples: from an answer and its sentence, the question."""
+    """One example per answerable question."""
     for example in questions:
         if example.answers and not example.is_impossible:
             start, answer = example.answers[0]
@@ -38,7 +38,7 @@ def sentences_around(text: str, start: int, end: int) -> str:
     cut = text[max(0, start - CONTEXT_CHARACTERS) : end + CONTEXT_CHARACTERS].strip()
     for sentence in split_sentences(text):
         begin = text.find(sentence, position)
-        if begin < 0:  # white space inside was changed
+        if begin < 0:  # splitting changed the white space
             return cut
         position = begin + len(sentence)
         if begin < end and position > start:
@@ -47,11 +47,11 @@ def sentences_around(text: str, start: int, end: int) -> str:
 
 
 def main() -> None:
-    """Read questions, write pairs."""
+    """Read the questions and write the pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("squad", type=Path)
     parser.add_argument("pairs", type=Path)
-    parser.add_argument("--most", type=int, help="at most so many, spread over the file")
+    parser.add_argument("--most", type=int, help="most pairs to write, spread evenly over the file")
     args = parser.parse_args()
     made = list(question_generation_examples(read_examples("answer", args.squad).examples))
     step = max(1, -(-len(made) // args.most)) if args.most else 1

@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# From text to a filled mask on a laptop CPU, in about two minutes. Give your own text files as arguments, if you like.
-#   runs/tiny.sh [FILES]        OUT=folder MINUTES=1.5 runs/tiny.sh mine.txt
+# Train a tiny model from raw text to a filled mask, in a few minutes on a CPU. See docs/guides/pretraining.md.
+#   runs/tiny.sh                                  on the text in this folder
+#   OUT=folder STEPS=2000 runs/tiny.sh mine.txt   on your own files
+# Rerun the command to resume.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-out="${OUT:-tiny-run}"
-if [ $# -eq 0 ]; then set -- "$here/tiny.txt.xz"; fi  # excerpts of sixty public-domain books for children
+out="${OUT:-tiny}"
+if [ $# -eq 0 ]; then set -- "$here/tiny.txt.xz"; fi  # excerpts of sixty children's books in the public domain
 
-# 1. A vocabulary of 4,000 pieces, learnt from the text.
-albertkit tokenizer "$@" -o "$out/tokenizer" --kind unigram --vocab-size 4000
+# 1. Train a tokenizer with 4,000 tokens, unless there is one from an earlier run.
+[ -d "$out/tokenizer" ] || albertkit tokenizer "$@" -o "$out/tokenizer" --kind unigram --vocab-size 4000
 
-# 2. Sentences, tokens, shards; one document in twenty is held out.
+# 2. Tokenize the text into shards. One document in twenty is held out.
 albertkit corpus "$@" -o "$out/shards" --tokenizer "$out/tokenizer" --held-out 0.05
 
-# 3. Masked words and sentence order, 64 tokens a row. Stopped? The same command goes on.
+# 3. Pre-train on masked language modelling and sentence order, with 64 tokens per row.
 albertkit pretrain "$out/shards" -o "$out/run" --shape tiny --lengths 64 --batch-size 32 --optimizer muon --learning-rate 3e-3 \
-  --minutes "${MINUTES:-1.5}" --resume
+  --steps "${STEPS:-400}" --resume
 
-# 4. The model fills a mask, on the torch-free runtime.
+# 4. Fill a mask; this part runs without torch.
 albertkit fill "the little boy [MASK] to his mother ." -m "$out/run/model"

@@ -219,7 +219,7 @@ def test_odd_batches_are_refused():
             make()
 
 
-# Row 18 of the specification: one's own layers on top of the encoder. The text of docs/own-head.md.
+# Row 18 of the specification: custom layers on top of the encoder, as in docs/guides/own-layers.md.
 
 
 @dataclass(frozen=True)

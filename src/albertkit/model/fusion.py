@@ -1,7 +1,7 @@
 """Features of images, sounds or sensors beside the words of a text, as extra tokens.
 
 In: a `Batch` and `ExtraFeatures` of any width. Out: a `Batch` in which each text has k more tokens, for the encoder.
-Before this file: `packed_batch.py`, whose `vectors` replace word vectors. `docs/fusion.md` is a worked example.
+Before this file: `packed_batch.py`, whose `vectors` replace word vectors. `docs/guides/own-layers.md` has an example.
 """
 
 from __future__ import annotations
