@@ -139,7 +139,7 @@ def pages_with(kind: str) -> list:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_in_the_docs_runs(page, shell):
-    shutil.rmtree("shards")  # docs/corpus.md makes its own
+    shutil.rmtree("shards")  # a page may make its own
     space: dict = {"__name__": "docs"}
     for block in blocks(page.read_text(encoding="utf-8"), "python"):
         exec(compile(block, str(page), "exec"), space)
