@@ -367,7 +367,7 @@ def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path, texts, tokenizer,
         monkeypatch.setattr(Tokenizer, "save", write)
     out = tmp_path / "out"
     with pytest.raises(
-        AlbertkitError, match=r"writing .* failed: (No space left|database or disk is full).*same command"
+        AlbertkitError, match=r"writing .* failed: (No space left|database or disk is full).*rerun the command"
     ):
         build_corpus([texts], out, tokenizer, SMALL, workers=1)
     if full in ("journal", "tokenizer"):
@@ -387,7 +387,7 @@ def test_a_file_size_limit_is_an_error(tmp_path, texts, tokenizer, whole):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
-        with pytest.raises(AlbertkitError, match=r"writing .* failed: .*same command"):
+        with pytest.raises(AlbertkitError, match=r"writing .* failed: .*rerun the command"):
             build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

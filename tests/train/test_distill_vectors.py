@@ -342,7 +342,7 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
     assert albert.metadata.details["max_length"] == 8
     first, longer = "cat dog cow hen pig fox", "cat dog cow hen pig fox oak elm ash fir yew bay"
     assert albert.classify(first).probabilities == albert.classify(longer).probabilities
-    with pytest.raises(AlbertkitError, match="which are for classes of texts"):
+    with pytest.raises(AlbertkitError, match="frozen vectors are for classes of single texts"):
         tune.finetune_examples("match", pairs(20, 0, True), (), tmp_path / "no", start, FinetuneSettings(freeze=True))
 
 

@@ -96,7 +96,7 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
             "training knows none of the labels",
         ),
         ("tag", texts(20), {}, "example 1: tag learns from TaggedExample, and this is a TextExample"),
-        ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap is no option of a head on frozen vectors"),
+        ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap is not an option of a head on frozen vectors"),
     ],
 )
 def test_what_is_refused(start, tmp_path, task, train, options, told):

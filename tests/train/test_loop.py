@@ -230,7 +230,7 @@ def test_a_folder_that_holds_a_training_is_not_overwritten(bench, tmp_path):
 
 def test_another_shape_cannot_resume(bench, tmp_path):
     bench.train(tmp_path, steps=2)
-    with pytest.raises(AlbertkitError, match="another shape.*same --shape"):
+    with pytest.raises(AlbertkitError, match="different shape.*same --shape"):
         Bench(bench.shards, tiny(hidden_size=64)).train(tmp_path, resume=True, steps=4)
 
 
@@ -549,7 +549,7 @@ def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(PretrainObjective, "forward", full)
-    with pytest.raises(AlbertkitError, match="out of memory with 8 rows at once; set --micro-batch-size to half"):
+    with pytest.raises(AlbertkitError, match="out of memory with 8 rows; set --micro-batch-size to half"):
         bench.train(tmp_path, steps=2)
 
 

@@ -97,7 +97,7 @@ def test_a_model_without_a_task_learns_that_of_the_teacher(plain, start, tmp_pat
 
 
 def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_path):
-    with pytest.raises(AlbertkitError, match="pass texts, too"):
+    with pytest.raises(AlbertkitError, match="pass texts as well"):
         finetune_elastic(
             start,
             texts(16),
@@ -142,7 +142,7 @@ def test_texts_have_the_form_of_the_examples(plain, tmp_path, pairs, line, words
 @pytest.mark.parametrize(("teacher", "lines"), [("tags", ["cat"]), ("plain", [])])
 def test_a_teacher_of_another_kind_or_without_texts_is_refused(teacher, lines, plain, tags, tmp_path):
     unlabelled = UnlabelledTexts(lines, {"tags": tags, "plain": plain}[teacher])
-    with pytest.raises(AlbertkitError, match=r"teacher's task is tag|pass texts, too"):
+    with pytest.raises(AlbertkitError, match=r"teacher's task is tag|pass texts as well"):
         finetune_elastic(plain, texts(16), texts(16, 3), tmp_path / "x", ElasticSettings(epochs=1, **QUICK), unlabelled)
     assert not (tmp_path / "x").exists()
 

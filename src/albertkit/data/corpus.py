@@ -62,8 +62,8 @@ class BuildResult:
     """What `build_corpus` did."""
 
     shards: Shards
-    was_complete: bool  # the corpus was complete before, and nothing was done
-    was_resumed: bool  # part of it was there
+    was_complete: bool  # the corpus was already complete
+    was_resumed: bool  # part of the corpus existed
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def build_corpus(
 ) -> BuildResult:
     """Build a corpus, or resume one that was started with the same inputs, settings and tokenizer.
 
-    workers: processes that tokenize, by default one per core; the corpus is the same. force: replace the corpus that is
-    there.
+    workers: processes that tokenize, by default one per core; the corpus is the same. force: replace an existing
+    corpus.
     """
     folder = Path(output)
     workers = worker_count(workers)
@@ -124,7 +124,7 @@ def build_corpus(
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AlbertkitError(
-            f"writing {folder} failed: {reason}. Correct that and run the same command again, which resumes after "
+            f"writing {folder} failed: {reason}. Solve that, then rerun the command to resume after "
             "the last finished shard."
         ) from None
     return BuildResult(Shards(folder, tokenizer.vocab_size, manifest), was_complete=False, was_resumed=was_resumed)

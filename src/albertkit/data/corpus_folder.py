@@ -60,7 +60,7 @@ class CorpusSettings:
         ):
             value = getattr(self, name)
             if not least <= value <= most:
-                raise AlbertkitError(f"{name} is {value!r} and must be from {least:,} to {most:,}: choose another")
+                raise AlbertkitError(f"{name} is {value!r} and must be between {least:,} and {most:,}")
 
 
 def corpus_identity(
@@ -73,7 +73,7 @@ def corpus_identity(
         try:
             sha256 = None if file.name == "-" else digest(Path(file.name))
         except OSError as error:
-            raise AlbertkitError(f"{file.name} cannot be read: {error.strerror}. Check that you may read it.") from None
+            raise AlbertkitError(f"{file.name} cannot be read: {error.strerror}. Check its permissions.") from None
         inputs.append({"name": file.name, "bytes": file.size if sha256 else None, "sha256": sha256})
         done += file.size
         progress("inputs", done, total, 0)

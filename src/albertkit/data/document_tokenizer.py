@@ -218,8 +218,7 @@ def tokenize_blocks(
         yield from ((block, result.result()) for block, result in waiting)
     except BrokenProcessPool:
         raise AlbertkitError(
-            "a worker process was killed, perhaps because memory ran out. Run the same command again with fewer "
-            "--workers."
+            "a worker process was killed, perhaps because memory ran out. Rerun the command with fewer --workers."
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -184,7 +184,7 @@ def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
             continue
         if len(text) > DOCUMENT_LIMIT:
             raise AlbertkitError(
-                f"row {number} of {block.source} has over {DOCUMENT_LIMIT:,} characters. Cut it into several."
+                f"row {number} of {block.source} has over {DOCUMENT_LIMIT:,} characters. Split it into several."
             )
         lines = [line for line in map(str.strip, text.split("\n")) if line]
         if lines:

@@ -1,4 +1,4 @@
-"""Rows → masked rows, on the device: sentence order and n-gram masking, drawn anew each time a row is seen.
+"""Rows → masked rows, on the device: sentence order and n-gram masking, different each time a row is seen.
 
 In: `SegmentPairs` as tensors (`row_stream.py`). Out: `MaskedRows`, with the targets of both objectives, for
 `train/pretrain.py`. Random numbers come from a hash of (seed, step, row, column): they are the same on every device and

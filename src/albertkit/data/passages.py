@@ -37,7 +37,7 @@ class PassageShares:
     phrases: float = 0.25  # of two to ten words from inside a sentence
     questions: float = 1.0  # sentences that end with a question mark
     openings: float = 1.0  # of documents: often a definition or a title
-    variants: float = 0.25  # sentences with one to three words replaced: what does a single word change?
+    variants: float = 0.25  # sentences with one to three words replaced, to show what a single word changes
     words: float = 1.0  # of the different words, not of the sentences
     longest: int = 254  # tokens of the longest passage, without special ones
 

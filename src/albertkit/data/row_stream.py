@@ -2,8 +2,8 @@
 
 In: the shards of `corpus.py`. Out: `SegmentPairs`, for `masking.py`. A row is a run of whole sentences of one document,
 split in two at the end of a sentence; its shape does not reveal which segment came first. Rows without a fair place to
-split have no target for sentence order. Every epoch cuts the documents anew. Shards are planned and shuffled in groups,
-so that memory does not grow with the corpus, and a position in the stream is three numbers.
+split have no target for sentence order. Every epoch cuts the documents at other places. Shards are planned and shuffled
+in groups, so that memory does not grow with the corpus, and a position in the stream is three numbers.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class RowStream:
         if max(sizes, default=0) < self.width:
             raise AlbertkitError(
                 f"the largest shard has {max(sizes, default=0):,} tokens and a row needs {self.width}. "
-                "Pass more text or a smaller --length."
+                "Pass more text or smaller --lengths."
             )
         self.position = position or StreamPosition()
         self._open(self.position)

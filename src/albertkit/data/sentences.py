@@ -1,7 +1,7 @@
 """A paragraph → its sentences, in English and Chinese.
 
 A sentence ends at . ! ? … with closing quotes and brackets behind it, when white space follows and the next word does
-not begin with a small letter; and at 。 ！ ？ ； and their like without any space. A full stop does not end a sentence
+not begin with a small letter; and at 。 ！ ？ ； and similar marks without a space. A full stop does not end a sentence
 after a title (Mr.), an initial, an abbreviation, or the number that opens a list item; after some abbreviations (U.S.,
 Inc., p.m.) the next word decides. Quotes are not matched, and scripts with other stops (Thai, Devanagari) stay whole.
 """

@@ -1,8 +1,8 @@
 """`AlbertModel`: one encoder and any number of named heads, to and from an artifact folder; the heads, and pooling.
 
 In: a config or a folder. Out: a `ModelOutput`. The parameters have the names of `weights.py`. A head is any `nn.Module`
-whose `forward` takes an `EncoderOutput` (`docs/guides/own-layers.md`). Before this file: `encoder.py`; the losses are in
-`train/task_heads.py`.
+whose `forward` takes an `EncoderOutput` (see `docs/guides/own-layers.md`). Before this file: `encoder.py`; the losses
+are in `train/task_heads.py`.
 """
 
 from __future__ import annotations

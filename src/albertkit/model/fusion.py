@@ -32,8 +32,8 @@ class Fusion(nn.Module):
     """A projection from D to E for each kind of features; calling it inserts the results into texts.
 
     sizes: D of each kind. The extra tokens follow the first token ([CLS]), and positions are counted again with them.
-    As a head of an `AlbertModel` it is saved and loaded with the model; pass `heads` to the model then, since it is no
-    head that runs.
+    As a head of an `AlbertModel` it is saved and loaded with the model; then name the `heads` to run when
+    you call the model, since `Fusion` itself is not one of them.
     """
 
     def __init__(self, config: AlbertConfig, sizes: Mapping[str, int]) -> None:
@@ -61,8 +61,8 @@ class Fusion(nn.Module):
         lengths = [length + count for length in batch.lengths]
         if max(lengths) > self.config.max_position_embeddings:
             raise AlbertkitError(
-                f"with {count} extra tokens a text has {max(lengths)}; this model reads "
-                f"{self.config.max_position_embeddings}, so shorten it"
+                f"with {count} extra tokens a text has {max(lengths)} tokens; this model reads at most "
+                f"{self.config.max_position_embeddings}. Shorten the text."
             )
         is_word, begins = torch.ones(sum(lengths), dtype=torch.bool), torch.tensor([0, *lengths[:-1]]).cumsum(0)
         places = begins[:, None] + 1 + torch.arange(count)  # (texts, k)

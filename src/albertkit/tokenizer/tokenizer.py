@@ -109,8 +109,8 @@ class Tokenizer:
         split_scripts: for unigram vocabularies of languages without spaces; tokens cross neither punctuation nor
             scripts, and only runs of letters and digits begin with "▁".
 
-        The same texts gave the same vocabulary in all our trials. The unigram trainer of the tokenizers library does
-        not guarantee it, so keep the result.
+        The unigram trainer of the tokenizers library does not guarantee the same vocabulary for the same texts, so keep
+        the result.
         """
         from albertkit.tokenizer import train_vocabulary  # imported here, since few programs need it
 
@@ -162,7 +162,9 @@ class Tokenizer:
         extra = 0 if not add_specials else 2 + (pairs is not None)
         least = extra + 1 + (pairs is not None)
         if max_length is not None and (type(max_length) is not int or max_length < least):
-            raise AlbertkitError(f"max_length is {max_length!r} and must be at least {least}, for a token of each text")
+            raise AlbertkitError(
+                f"max_length is {max_length!r} and must be at least {least}: special tokens and one of each text"
+            )
         spans = self._spans([check_text(text) for text in [*texts, *(pairs or ())]], recognize_mask)
         rows: Iterable[Sequence[TokenSpans]] = zip(spans[: len(texts)], spans[len(texts) :], strict=True)
         if pairs is None:

@@ -83,7 +83,9 @@ def train_wordpiece(
         if not letters:
             raise AlbertkitError(NO_VOCABULARY)
         if len(first + letters) > vocab_size:
-            raise AlbertkitError(f"vocab_size is {vocab_size} and the texts have {len(letters)} letters: raise it")
+            raise AlbertkitError(
+                f"vocab_size={vocab_size} is too small for the characters of the texts: pass at least {len(first + letters)}"
+            )
         file.seek(0)
         tokens = train_round(file, vocab_size, first + letters)
     return wordpiece_vocabulary(tokens, "the trained vocabulary", lower, strip_accents)

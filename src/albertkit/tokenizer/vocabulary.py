@@ -50,14 +50,16 @@ class Vocabulary:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a tokenizer file; AlbertkitError if it cannot be read."""
+    """The contents of a tokenizer file."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise AlbertkitError(f"{path} has {size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}")
         return path.read_bytes()
     except OSError as error:
-        raise AlbertkitError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from None
+        raise AlbertkitError(
+            f"{path} cannot be read ({error.strerror or error}): check the path and its permissions"
+        ) from None
 
 
 def check_tokens(vocabulary: Vocabulary, path: Path | str) -> Vocabulary:
@@ -95,7 +97,9 @@ def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
     if not (spaces.dummy_prefix and spaces.extra_spaces and spaces.escape) or model.trainer.whitespace_suffix:
         raise AlbertkitError(f"{path} does not treat spaces as ALBERT does: {USE_RIGHT_FILE}")
     if not {1, 2, 3, 4}.issuperset(types):  # normal, unknown, control, user-defined
-        raise AlbertkitError(f"{path} has byte or unused tokens, which ALBERT has not: train the model without them")
+        raise AlbertkitError(
+            f"{path} has byte or unused tokens, which ALBERT does not support: train the model without them"
+        )
     if types.count(2) != 1:
         raise AlbertkitError(f"{path} has {types.count(2)} unknown tokens and must have one: copy the original again")
     vocabulary = Vocabulary(

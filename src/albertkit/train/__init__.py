@@ -1,1 +1,1 @@
-"""Making models, with torch: the one training loop (`loop.py`) and what is trained with it."""
+"""Training with torch: the training loop (`loop.py`) and the tasks that it trains."""

@@ -180,7 +180,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 class TrainLog:
-    """Writes while the training runs. Lines after the step it resumes from are deleted first."""
+    """The log of a running training. Lines after the step it resumes from are deleted first."""
 
     def __init__(self, run: Path, settings: TrainSettings, step: int, progress_bar: bool) -> None:
         self.path = run / "metrics.jsonl"

@@ -31,7 +31,7 @@ TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def find_collapse(run: FinetuneTask) -> str | None:
-    """Why nothing was learnt; None if something was, or if there are too few held-out examples to decide."""
+    """The reason why nothing was learnt; None if something was, or if there are too few held-out examples to decide."""
     if len(run.dev) < MIN_EXAMPLES or len({repr(correct_answer(example)) for example in run.dev}) < 2:
         return None
     if _predicts_the_same(run):

@@ -51,7 +51,7 @@ MAX_PASSAGE = 254  # tokens
 
 @dataclass(frozen=True)
 class DistillJob:
-    """Who is trained on what: teachers, a student, data and settings."""
+    """A distillation: teachers, a student, data and settings."""
 
     teachers: TeacherMixture
     student: Artifact
@@ -65,7 +65,7 @@ class DistillJob:
     def tokenizer(self) -> Tokenizer:
         """The student's."""
         if self.student.tokenizer is None:
-            raise AlbertkitError("the student has no tokenizer, so it cannot read text. Pass one that has.")
+            raise AlbertkitError("the student has no tokenizer, so it cannot read text. Pass one that has a tokenizer.")
         return self.student.tokenizer
 
     @property

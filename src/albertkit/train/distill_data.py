@@ -64,7 +64,7 @@ def parse_distill_settings(what: str, labels: float = 0.0, temperature: float = 
         name, colon, number = part.strip().partition(":")
         if name not in TEACHER_OUTPUTS:
             raise AlbertkitError(
-                f"{name!r} is no output of a teacher{nearest(name, TEACHER_OUTPUTS)}. Choose from "
+                f"{name!r} is not an output of a teacher{nearest(name, TEACHER_OUTPUTS)}. Choose from "
                 f"{', '.join(TEACHER_OUTPUTS)}."
             )
         if name in weights:

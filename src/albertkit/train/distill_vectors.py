@@ -90,8 +90,8 @@ class VectorDistillTask:
         self.targets = np.load(passages / TARGETS, mmap_mode="r", allow_pickle=False)
         if student.tokenizer is None or len(self.targets) != len(self.passages):
             raise AlbertkitError(
-                f"{passages} has {len(self.passages)} texts, but {len(self.targets)} targets. Delete the folder; it is "
-                "made again."
+                f"{passages} has {len(self.passages)} texts, but {len(self.targets)} targets. Delete the folder "
+                "to compute them again."
             )
         self.tokenizer = student.tokenizer
         torch.manual_seed(settings.seed)

@@ -93,7 +93,9 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise AlbertkitError(f"device is {name!r}, and torch {torch.__version__} sees no GPU; use --device cpu")
+        raise AlbertkitError(
+            f"device={name!r} is not available: torch {torch.__version__} finds no GPU. Use --device cpu."
+        )
     # batches differ much in size; fixed segments would be freed and allocated again and again
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     allow_cudnn_attention(False)

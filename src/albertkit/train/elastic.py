@@ -237,7 +237,7 @@ def finetune_elastic(
     if teacher is not None and not isinstance(teacher, Artifact):
         teacher = open_model(teacher)
     if teacher is not None and not unlabelled.texts:
-        raise AlbertkitError("a teacher labels texts, and there are none; pass texts, too")
+        raise AlbertkitError("a teacher needs texts to label; pass texts as well")
     source, settings = task_source(artifact, teacher), settings or ElasticSettings()
     task = load_task(source.metadata)
     unknown = check_known_labels(task, train, "which cannot be learnt")

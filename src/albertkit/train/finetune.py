@@ -124,7 +124,7 @@ def finetune_examples(
     output.mkdir(parents=True, exist_ok=True)
     if settings.freeze:
         if task_options:
-            raise AlbertkitError(f"{next(iter(task_options))} is no option of a head on frozen vectors; omit it")
+            raise AlbertkitError(f"{next(iter(task_options))} is not an option of a head on frozen vectors; omit it")
         if isinstance(model, Artifact):
             raise AlbertkitError("a head on frozen vectors is trained on a model folder; write the model first")
         return train_frozen_head(task, train, dev, output, model, settings)
@@ -312,7 +312,7 @@ def evaluate(
     task, options = albert.metadata.task, options or ReadOptions()
     if task not in TASKS:
         raise AlbertkitError(f"this model was made for {task!r}, which has no metrics. Fine-tune it for a task first.")
-    if task == "generate":  # before the work, not after it
+    if task == "generate":  # fail before the predictions, not after them
         need("rouge_score", "generate", "measuring generated texts")
         need("sacrebleu", "generate", "measuring generated texts")
     if task == "classify" and options.kind == "auto" and options.separator is None:

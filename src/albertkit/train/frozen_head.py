@@ -48,7 +48,7 @@ def train_frozen_head(
     """Train a head on the vectors of a model. Examples of the class `oos` set the out-of-scope probability."""
     model = builtin.resolve(model, builtin.DEFAULT)
     if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in train):
-        raise AlbertkitError(f"{task} needs more than frozen vectors, which are for classes of texts; omit --freeze")
+        raise AlbertkitError(f"frozen vectors are for classes of single texts, not for {task}; omit --freeze")
     _check_single_texts([*train, *dev])
     if settings.shots:
         train = draw_shots(train, settings.shots, settings.seed)

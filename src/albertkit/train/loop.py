@@ -116,7 +116,7 @@ def train(
         except torch.OutOfMemoryError:
             rows = settings.micro_batch_size or settings.batch_size
             raise AlbertkitError(
-                f"the device is out of memory with {rows} rows at once; set --micro-batch-size to half"
+                f"the device ran out of memory with {rows} rows; set --micro-batch-size to half of that"
             ) from None
         finally:
             if run.train_log:

@@ -251,9 +251,7 @@ class PretrainTask:
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Return to saved weights and a position in the data."""
         if artifact.config != self.config:
-            raise AlbertkitError(
-                "the checkpoint has another shape than the one asked for; resume with the same --shape and --option"
-            )
+            raise AlbertkitError("the checkpoint has a different shape; resume with the same --shape and --option")
         self.model.load_state_dict(to_tensors(artifact.weights))
         self.positions = {int(length): StreamPosition(**at) for length, at in data.get("rows", {}).items()}
         self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
@@ -318,7 +316,7 @@ def same_vocabulary(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
         )
     if start.tokenizer is not None and start.tokenizer.vocabulary.tokens != tokenizer.vocabulary.tokens:
         raise AlbertkitError(
-            "the model to start from has another vocabulary than the corpus; build the corpus with its tokenizer"
+            "the model to start from and the corpus have different vocabularies; build the corpus with its tokenizer"
         )
     return start.config
 
@@ -335,7 +333,7 @@ def specials(tokenizer: Tokenizer) -> masking.SpecialIds:
 
 
 def describe(task: PretrainTask) -> dict[str, Any]:
-    """What a training will do, before it does it."""
+    """The plan of a training, for `--dry-run`."""
     return {
         "parameters": sum(p.numel() for p in task.model.parameters()),
         "vocabulary": task.config.vocab_size,

@@ -61,7 +61,7 @@ def init_bias_from_frequencies(head: Head, targets: Sequence[Sequence[float]]) -
     """Let a multi-label head start with the frequency of each label.
 
     Rare labels have scores far below 0. Biases move by one learning rate per step, too slowly to get there, so the
-    encoder would first learn to give every text one strong direction, which says nothing about the text.
+    encoder would first learn to give every text one strong direction, which does not depend on the text.
     """
     frequency = torch.tensor(targets, dtype=torch.float64).mean(0).clamp(1e-4, 1 - 1e-4)
     head.linear.bias.copy_(torch.log(frequency / (1 - frequency)))
