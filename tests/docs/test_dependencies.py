@@ -94,7 +94,9 @@ def test_the_table_shows_the_versions_that_are_tested(pages):
     for name in set(pages.WHY) - set(UNTESTED):
         version = pins.get(canonicalize_name(name))
         assert version, f"{name} is not pinned"
-        assert re.search(rf"^\| {name} \| [^|]+ \| [^|]+ \| {re.escape(version)} \|", text, re.M), f"{name}; run  make docs"
+        assert re.search(rf"^\| {name} \| [^|]+ \| [^|]+ \| {re.escape(version)} \|", text, re.M), (
+            f"{name}; run  make docs"
+        )
 
 
 def test_pins_are_within_the_ranges():

@@ -84,7 +84,8 @@ def train_wordpiece(
             raise AlbertkitError(NO_VOCABULARY)
         if len(first + letters) > vocab_size:
             raise AlbertkitError(
-                f"vocab_size={vocab_size} is too small for the characters of the texts: pass at least {len(first + letters)}"
+                f"vocab_size={vocab_size} is too small for the characters of the texts. "
+                f"Pass at least {len(first + letters)}."
             )
         file.seek(0)
         tokens = train_round(file, vocab_size, first + letters)
