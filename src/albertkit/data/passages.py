@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -226,12 +226,15 @@ def everyday_grammar() -> dict[str, list[str]]:
     return read_json(GRAMMAR)
 
 
-def everyday_sentences(count: int, seed: int = 0, words: Sequence[str] = ()) -> Iterator[str]:
+def everyday_sentences(
+    count: int, seed: int = 0, words: Sequence[str] = (), grammar: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[str]:
     """`count` different sentences, or fewer if the grammar has no more; the same ones for the same seed.
 
     words: in half of the sentences one word is replaced by one of these, since the grammar contains only some hundreds.
+    grammar: the choices under each name, beginning with `text` [default: `everyday_grammar.json`, in English].
     """
-    rng, choices = random.Random(seed), everyday_grammar()
+    rng, choices = random.Random(seed), grammar or everyday_grammar()
     seen: set[int] = set()
     for _ in range(count * TRIES_PER_SENTENCE):
         if len(seen) == count:

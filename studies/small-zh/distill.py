@@ -1,0 +1,265 @@
+"""Stage 2 of small-zh: sentence vectors from two teachers, at depths 3, 6, 9, 12 and widths 64 to 384.
+
+    python studies/small-zh/distill.py SHARDS -o RUN --model studies/small-zh/model --minutes 20
+        --teacher m3e=TEACHERS/m3e --teacher use=TEACHERS/use [--weights 1,1] [--tatoeba cmn.txt]
+
+SHARDS is a corpus folder, a teacher a folder of `teachers.py`, cmn.txt the sentence pairs of Tatoeba. The command
+draws texts (`texts.py`), computes the teachers' vectors once and trains; rerun it to resume. RUN/texts has the texts,
+their targets and `mixture.npz`: how the vectors of the teachers become targets. To train a model of this file further
+in another folder, pass that file as --mixture, so that the targets stay the same.
+
+Every evaluation uses held-out sentences: `cosine_12` is the cosine with the target at depth 12, `m3e_12` the
+correlation of the similarities of all pairs of sentences with those of the teacher m3e.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)]
+
+from evaluate import named  # noqa: E402
+from teachers import WIDTH, open_teacher  # noqa: E402
+from texts import CHUNK, TextDecoder, draw_texts, held_out_sentences  # noqa: E402
+
+from albertkit.artifact import Artifact  # noqa: E402
+from albertkit.data.passages import Passages  # noqa: E402
+from albertkit.data.shards import Shards, write_array  # noqa: E402
+from albertkit.interop.convert import open_model  # noqa: E402
+from albertkit.tokenizer import Tokenizer  # noqa: E402
+from albertkit.train.distill_data import VectorDistillSettings  # noqa: E402
+from albertkit.train.distill_vectors import TARGETS, PassageTable, VectorDistillTask  # noqa: E402
+from albertkit.train.loop import train  # noqa: E402
+from albertkit.train.train_settings import TrainSettings  # noqa: E402
+
+SAMPLE = 100_000  # texts from which the mixture is computed
+ROWS = 65_536  # texts mixed at once
+log = partial(print, flush=True)
+
+
+# Targets ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Vectors of several teachers to targets: centred, of length 1, weighted, concatenated, rotated and cut.
+
+    The rotation puts the strongest principal components first, so that targets can be cut to any width.
+    """
+
+    mean: Tensor  # (teachers × 512,)
+    basis: Tensor  # (teachers × 512, width)
+    weights: Tensor  # (teachers,)
+
+    @classmethod
+    def fit(cls, raw: Tensor, weights: Sequence[float], width: int) -> Mixture:
+        """From a sample, (texts, teachers × 512)."""
+        mixture = cls(raw.float().mean(0), torch.empty(0), torch.tensor(weights, device=raw.device))
+        weighted = mixture.weigh(raw).double()
+        basis = torch.linalg.eigh(weighted.T @ weighted)[1].flip(1)[:, :width].float()
+        return cls(mixture.mean, basis, mixture.weights)
+
+    def weigh(self, raw: Tensor) -> Tensor:
+        """Before the rotation."""
+        parts = (raw.float() - self.mean).view(len(raw), len(self.weights), WIDTH)
+        return (F.normalize(parts, dim=-1) * self.weights[:, None]).flatten(1)
+
+    def targets(self, raw: Tensor) -> Tensor:
+        """(texts, width), length 1."""
+        return F.normalize(self.weigh(raw) @ self.basis)
+
+    def save(self, file: Path) -> None:
+        """As arrays."""
+        np.savez(file, **{name: value.cpu().numpy() for name, value in vars(self).items()})
+
+    @classmethod
+    def load(cls, file: Path, device: torch.device) -> Mixture:
+        """From a file of `save`."""
+        with np.load(file, allow_pickle=False) as stored:
+            return cls(**{name: torch.from_numpy(stored[name]).to(device) for name in ("mean", "basis", "weights")})
+
+
+@cache
+def open_decoder(folder: Path) -> TextDecoder:
+    """Once in each process."""
+    return TextDecoder(Tokenizer.load(folder))
+
+
+def decode(folder: Path, flat: np.ndarray, ends: np.ndarray) -> list[str]:
+    """Texts of ids, in a worker."""
+    return open_decoder(folder).decode(flat, ends)
+
+
+def passage_texts(passages: Passages, tokenizer: Path, workers: int) -> Iterator[list[str]]:
+    """The passages as texts, `CHUNK` at a time, in order."""
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        waiting: deque[Future[list[str]]] = deque()
+        for start in range(0, len(passages), CHUNK):
+            first, ends = int(passages.ends[start - 1]) if start else 0, passages.ends[start : start + CHUNK]
+            waiting.append(pool.submit(decode, tokenizer, np.array(passages.ids[first : ends[-1]]), ends - first))
+            if len(waiting) >= 4 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def teacher_vectors(
+    passages: Passages, tokenizer: Path, folders: Sequence[Path], device: torch.device, workers: int
+) -> np.ndarray:
+    """(texts, teachers × 512), float16."""
+    teachers = [open_teacher(folder, device) for folder in folders]
+    raw, done, started = np.empty((len(passages), len(folders) * WIDTH), np.float16), 0, time.perf_counter()
+    for number, texts in enumerate(passage_texts(passages, tokenizer, workers)):
+        vectors = torch.cat([teacher.encode(texts) for teacher in teachers], 1)
+        raw[done : done + len(texts)] = vectors.half().cpu().numpy()
+        done += len(texts)
+        if number % 20 == 0 or done == len(passages):
+            log(f"teachers: {done:,} of {len(passages):,} texts, {done / (time.perf_counter() - started):,.0f} per second")
+    return raw
+
+
+def prepare_texts(args: argparse.Namespace, folder: Path) -> None:
+    """Texts to train on and held-out ones."""
+    started, corpus = time.perf_counter(), Shards.open(args.shards)
+    passages = draw_texts(corpus, args.tatoeba, args.everyday, args.variants, args.seed)
+    log(f"{len(passages):,} texts, {len(passages.ids):,} tokens, {time.perf_counter() - started:.0f} s")
+    log("tokens of a text, deciles:", np.quantile(passages.lengths, np.linspace(0, 1, 11)).astype(int).tolist())
+    passages.save(folder)
+    held_out_sentences(corpus, args.held_out).save(folder / "held-out")
+
+
+def prepare_targets(args: argparse.Namespace, width: int, folder: Path, device: torch.device) -> None:
+    """The targets of the texts."""
+    started, tokenizer = time.perf_counter(), args.shards / "tokenizer"
+    passages, held_out = Passages.open(folder), Passages.open(folder / "held-out")
+    folders = [place for _, place in args.teacher]
+    raw = teacher_vectors(passages, tokenizer, folders, device, args.workers)
+    held_out_raw = teacher_vectors(held_out, tokenizer, folders, device, 1)
+
+    def on_device(rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows).to(device)
+
+    if args.mixture:
+        mixture = Mixture.load(args.mixture, device)
+    else:
+        sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
+        mixture = Mixture.fit(on_device(raw[sample]), args.weights, width)
+    mixture.save(folder / "mixture.npz")
+    targets = np.empty((len(raw), width), np.float16)
+    for start in range(0, len(raw), ROWS):
+        rows = on_device(raw[start : start + ROWS])
+        targets[start : start + ROWS] = mixture.targets(rows).half().cpu().numpy()
+    write_array(folder / "held-out" / "teachers.npy", held_out_raw)
+    held_out_targets = mixture.targets(on_device(held_out_raw))
+    write_array(folder / "held-out" / TARGETS, held_out_targets.half().cpu().numpy())
+    write_array(folder / TARGETS, targets)  # last: with it the folder is complete
+    log(f"targets after {time.perf_counter() - started:.0f} s")
+
+
+# Training --------------------------------------------------------------------------------------------------------
+
+
+class HeldOutDistillTask(VectorDistillTask):
+    """Distillation that is evaluated on held-out sentences, with each teacher."""
+
+    def __init__(
+        self,
+        student: Artifact,
+        folder: Path,
+        settings: TrainSettings,
+        goals: VectorDistillSettings,
+        teachers: Sequence[str],
+    ) -> None:
+        super().__init__(student, folder, settings, goals)
+        self.held_out, self.teachers = Passages.open(folder / "held-out"), teachers
+        self.held_out_targets = torch.from_numpy(np.load(folder / "held-out" / TARGETS)).float()
+        self.held_out_raw = torch.from_numpy(np.load(folder / "held-out" / "teachers.npy")).float()
+        self.started = time.perf_counter()
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Cosine with the target, and correlation of similarities with each teacher, at every depth."""
+        device = next(self.model.parameters()).device
+        table, depths = PassageTable(self.held_out, self.tokenizer, device), self.objective.depths
+        lengths = self.held_out.lengths
+        rows: list[list[Tensor]] = [[] for _ in depths]
+        with torch.compiler.set_stance("force_eager"):
+            for length in np.unique(lengths):
+                ids = table.rows(np.flatnonzero(lengths == length))
+                for found, vectors in zip(rows, self.objective.vectors(ids, depths), strict=True):
+                    found.append(F.normalize(vectors))
+        students = [torch.cat(found) for found in rows]
+        targets, raw = self.held_out_targets.to(device), self.held_out_raw.to(device)
+        similarities = {"targets": targets @ targets.T}
+        for name, vectors in zip(self.teachers, raw.split(WIDTH, 1), strict=True):
+            centred = F.normalize(vectors - vectors.mean(0))
+            similarities[name] = centred @ centred.T
+        scores = {f"cosine_{d}": float((v * targets).sum(1).mean()) for d, v in zip(depths, students, strict=True)}
+        pairs = ~torch.eye(len(targets), dtype=torch.bool, device=device)
+        for depth, (name, teacher) in itertools.product(depths[::-1], similarities.items()):
+            student = students[depths.index(depth)]
+            stacked = torch.stack([(student @ student.T)[pairs], teacher[pairs]])
+            scores[f"{name}_{depth}"] = float(torch.corrcoef(stacked)[0, 1])
+        log(f"{time.perf_counter() - self.started:.0f} s:", ", ".join(f"{k} {v:.4f}" for k, v in scores.items()))
+        return scores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--teacher", type=named, action="append", default=[])
+    parser.add_argument("--weights", default="", help="weights of the teachers, such as 1,1.5 [default: all 1]")
+    parser.add_argument("--mixture", type=Path, help="mixture.npz of the run that the model comes from")
+    parser.add_argument("--tatoeba", type=Path)
+    parser.add_argument("--everyday", type=int, default=800_000, help="sentences of the grammar")
+    parser.add_argument("--variants", type=int, default=10, help="variants of each sentence of Tatoeba")
+    parser.add_argument("--held-out", type=int, default=1_024)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    parser.add_argument("--batch-tokens", type=int, default=131_072)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--evaluations", type=int, default=12)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only-texts", action="store_true", help="draw the texts, which needs no GPU and no teacher")
+    args = parser.parse_args()
+    args.weights = [float(part) for part in args.weights.split(",")] if args.weights else [1.0] * len(args.teacher)
+    if len(args.weights) != len(args.teacher):
+        parser.error(f"{len(args.weights)} weights for {len(args.teacher)} teachers; pass one for each")
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
+    student, texts = open_model(args.model), args.output / "texts"
+    if not (texts / "held-out" / "ends.npy").is_file():
+        prepare_texts(args, texts)
+    if args.only_texts:
+        return
+    if not (texts / TARGETS).is_file():
+        prepare_targets(args, student.config.hidden_size, texts, device)
+    settings = TrainSettings(
+        minutes=args.minutes, optimizer="muon", learning_rate=args.learning_rate, warmup_ratio=0.02, device=str(device),
+        seed=args.seed, log_every=50, evaluations=args.evaluations, save_minutes=2.0, tensorboard=False,
+    )  # fmt: skip
+    goals = VectorDistillSettings(batch_tokens=args.batch_tokens, neighbor_share=0.5, shallow_share=0.5)
+    task = HeldOutDistillTask(student, texts, settings, goals, [name for name, _ in args.teacher])
+    result = train(task, settings, args.output, resume=True, log=log)
+    log(f"finished after {result.state.step:,} steps and {result.state.tokens:,} tokens: {result.model}")
+
+
+if __name__ == "__main__":
+    main()
