@@ -6,7 +6,7 @@ set -euo pipefail
 out="${OUT:-small-zh-run}"
 study="$(dirname "$0")/../studies/small-zh"
 
-# 1. The vocabulary is the one of studies/small-zh/model; tokenizer.py there shows how it was trained.
+# 1. The vocabulary is the one of small-zh; tokenizer.py there shows how it was trained.
 # 2. Shards, masked words and sentence order, into $out/shards and $out/pretrain.
 OUT="$out" "$study/pretrain.sh"
 

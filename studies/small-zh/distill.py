@@ -1,6 +1,6 @@
 """Stage 2 of small-zh: sentence vectors from two teachers, at depths 3, 6, 9, 12 and widths 64 to 384.
 
-    python studies/small-zh/distill.py SHARDS -o RUN --model studies/small-zh/model --minutes 20
+    python studies/small-zh/distill.py SHARDS -o RUN --model small-zh --minutes 20
         --teacher m3e=TEACHERS/m3e --teacher use=TEACHERS/use [--weights 1,1] [--tatoeba cmn.txt]
 
 SHARDS is a corpus folder, a teacher a folder of `teachers.py`, cmn.txt the sentence pairs of Tatoeba. The command

