@@ -153,7 +153,7 @@ def test_fill(visit):
     assert panel.locator(".sentence mark").inner_text() == other
     panel.locator("textarea").fill("She opened the  and walked into the [MASK].")
     panel.locator("textarea").evaluate("area => area.setSelectionRange(15, 15)")
-    panel.locator("text=Put [MASK] at the cursor").click()
+    panel.locator("text=Insert [MASK]").click()
     one.run("fill")
     playwright.expect(panel.locator(".mask")).to_have_count(2)
     guesses = Albert("small-pretrained", threads=1).fill_mask("She opened the [MASK] and walked into the [MASK].", 8)
@@ -194,7 +194,7 @@ def test_search_in_a_pasted_and_in_an_uploaded_text(visit, tmp_path):
     panel.locator("input[type=search]").fill("where is the kitten napping?")
     panel.locator("input[type=search]").press("Control+Enter")
     playwright.expect(panel.locator(".hits p").first).to_have_text("The cat sleeps on the sofa. All day long.")
-    playwright.expect(panel.locator(".status")).to_contain_text("150 parts are in memory")
+    playwright.expect(panel.locator(".status")).to_contain_text("150 parts searched")
     asked = len(one.asked)
     panel.locator("input[type=search]").fill("something else")
     one.run("search")
@@ -356,20 +356,40 @@ def test_language_and_colours_are_chosen_and_kept(visit):
     page = one.page
     one.done("fill")
     page.click("#language")
-    assert page.locator("#panel-fill h2").inner_text() == "缺失的词" and page.locator("#panel-fill mark").count() == 1
+    assert page.locator("#panel-fill h2").inner_text() == "预测缺失的词" and page.locator("#panel-fill mark").count() == 1
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != paper
     page.reload()
     one.done("fill")
-    assert page.locator("#panel-fill h2").inner_text() == "缺失的词"
+    assert page.locator("#panel-fill h2").inner_text() == "预测缺失的词"
     assert page.get_attribute("html", "data-theme") == "dark" and page.url.endswith("#fill")
     page.click("#language")
     page.click("#theme")
-    assert page.locator("#panel-fill h2").inner_text() == "The missing word"
+    assert page.locator("#panel-fill h2").inner_text() == "Predict the missing word"
     page.evaluate("localStorage.clear()")
     page.emulate_media(color_scheme="dark")
     playwright.expect(page.locator("html")).to_have_attribute("data-theme", "dark")  # follows the system again
+
+
+def test_samples_are_chinese_where_page_and_model_are(visit, site):
+    one = visit(tab="fill", locale="zh-CN")
+    area = one.done("fill").locator("textarea")
+    assert area.input_value() == "Paris is the [MASK] of France."  # no served model reads Chinese
+    listed = site.get("/v1/models").json()
+    assert not any(model["can_read_chinese"] for model in listed["data"])
+    for model in listed["data"]:
+        model["can_read_chinese"] = model["id"] == "small-pretrained"
+    one.page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+    one.page.route("**/fill", lambda route: route.fulfill(json={"results": [{"masks": [[{"word": "首都", "score": 1}]]}]}))
+    one.page.reload()
+    one.done("fill")
+    assert area.input_value() == "北京是中国的[MASK]。"
+    one.page.click("#language")
+    playwright.expect(area).to_have_value("Paris is the [MASK] of France.")
+    area.fill("My own [MASK].")
+    one.page.click("#language")
+    assert area.input_value() == "My own [MASK]."  # what was typed stays
 
 
 def test_the_keyboard_is_enough(visit):
@@ -442,7 +462,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(visit):
     panel = one.done("compare")
     panel.locator("textarea").fill("only one")
     one.run("compare")
-    playwright.expect(panel.locator(".status.wrong")).to_have_text("Write at least two texts, one per line.")
+    playwright.expect(panel.locator(".status.wrong")).to_have_text("Enter at least two texts, one per line.")
 
 
 def test_a_server_with_keys(visit):

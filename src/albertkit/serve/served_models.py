@@ -35,6 +35,7 @@ from albertkit.weights import size as count_parameters
 log = logging.getLogger("albertkit.serve")
 NEW_WEIGHT = 0.2  # weight of a new measurement in a moving average
 GENERATE_COST = 8.0  # first estimate: how many times more a generated token costs than one that is read
+CHINESE = "今天天气很好，我们去公园。"  # common characters: a Chinese vocabulary knows them all
 COMMON_ENDPOINTS = ("embed", "rerank", "similar", "search", "tokenize", "explain")
 TASK_ENDPOINTS = {
     "classify": ("classify", "predict"),
@@ -117,6 +118,7 @@ class ModelInfo:
     parameters: int
     vocabulary: int
     tokenizer: str
+    can_read_chinese: Annotated[bool, Meta(description="Whether its vocabulary covers Chinese.")]
     pooling: str
     prompts: dict[str, str]
     weights: str
@@ -189,6 +191,7 @@ class ServedModel:
             parameters=count_parameters(encoder_shapes(config)),
             vocabulary=albert.tokenizer.vocab_size,
             tokenizer=albert.tokenizer.kind,
+            can_read_chinese=albert.tokenizer.encode(CHINESE).unknown_fraction == 0,
             pooling=meta.pooling,
             prompts=dict(meta.prompts),
             weights=meta.quantization or (f"int{albert.bits}" if albert.bits else "float32"),

@@ -49,7 +49,7 @@ export const compare = makeTool({
   id: "compare", group: 1, needs: ["similar"], builtin: true,
   make: ["albertkit serve small"],
   fields: [area.node],
-  examples: [
+  examples: { en: [
     {
       name: "example.topics",
       texts: [
@@ -65,7 +65,11 @@ export const compare = makeTool({
       ],
     },
     { name: "example.order", texts: ["The dog bit the man.", "The man bit the dog.", "A dog has bitten somebody.", "The dog did not bite anybody."] },
-  ],
+  ], zh: [
+    { texts: ["有人在弹吉他。", "他正在演奏音乐。", "雨下了一整天。", "今天天气很糟糕。", "银行提高了利率。", "以后贷款会更贵。"] },
+    { texts: ["怎样才能退款？", "你们的退货政策是什么？", "车可以停在哪里？", "酒店附近有停车场吗？", "早餐几点开始？"] },
+    { texts: ["狗咬了人。", "人咬了狗。", "有人被狗咬了。", "狗没有咬人。"] },
+  ] },
   read: () => ({ texts: lines(area.input.value) }),
   write: ({ texts }) => { area.input.value = texts.join("\n"); },
   ask({ texts, model, depth }, signal) {

@@ -151,12 +151,12 @@ const spec = {
   id: "depth", group: 3, needs: ["explain"], builtin: true, deep: false, slow: true,
   make: ["albertkit serve small"],
   fields: [area.node],
-  examples: [{
+  examples: { en: [{
     texts: [
       "A man plays the guitar.", "Someone is making music.", "It rains all day long.", "The weather is terrible.",
       "The bank raised its interest rates.", "Loans will cost more from now on.",
     ],
-  }],
+  }], zh: [{ texts: ["有人在弹吉他。", "他正在演奏音乐。", "雨下了一整天。", "今天天气很糟糕。", "银行提高了利率。", "以后贷款会更贵。"] }] },
   read: () => ({ texts: lines(area.input.value) }),
   write: ({ texts }) => { area.input.value = texts.join("\n"); },
   ask: measure,

@@ -144,15 +144,18 @@ const spec = {
   id: "explain", group: 3, needs: ["explain"], builtin: true, deep: false, slow: true,
   make: ["albertkit serve small small-pretrained"],
   fields: [area.node, pair.node, question.node],
-  examples: [
-    { name: "example.mask", text: "She is a professor at the [MASK] of Oxford." },
-    { name: "example.senses", text: "She sat on the bank of the river and counted her money." },
-    { name: "example.who", text: "The cup did not fit into the bag because it was too big." },
-  ],
+  examples: { en: [
+    { name: "example.mask", text: "She is a professor at the [MASK] of Oxford.", question: "Who is it?" },
+    { name: "example.senses", text: "She sat on the bank of the river and counted her money.", question: "Where did she sit?" },
+    { name: "example.who", text: "The cup did not fit into the bag because it was too big.", question: "What was too big?" },
+  ], zh: [
+    { text: "北京是中国的[MASK]。", question: "首都是哪里？" },
+    { text: "他在银行门口等了半天，一行人也没有看见。", question: "他在哪里等？" },
+    { text: "杯子放不进包里，因为它太大了。", question: "什么太大？" },
+  ] },
   fit(model) {
     pair.node.hidden = model.task !== "classify";
     question.node.hidden = model.task !== "answer";
-    if (model.task === "answer" && !question.input.value) question.input.value = "Who is it?";
   },
   prefer: (models) => models.find((one) => one.endpoints.includes("fill")),
   read: () => ({
@@ -160,7 +163,7 @@ const spec = {
     pair: pair.node.hidden ? "" : pair.input.value.trim(),
     question: question.node.hidden ? "" : question.input.value.trim(),
   }),
-  write: ({ text }) => { area.input.value = text; },
+  write: (example) => { area.input.value = example.text; question.input.value = example.question; },
   async ask(values, signal) {
     if (!values.text) throw new Problem(t("error.empty"));
     const { model } = values;

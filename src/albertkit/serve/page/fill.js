@@ -51,11 +51,15 @@ export const fill = makeTool({
   id: "fill", group: 1, needs: ["fill"], builtin: true,
   make: ["albertkit serve small small-pretrained"],
   fields: [area.node],
-  examples: [
+  examples: { en: [
     { name: "example.capital", text: "Paris is the [MASK] of France." },
     { name: "example.two", text: "She opened the [MASK] and walked into the [MASK]." },
     { name: "example.history", text: "The First World [MASK] began in 1914." },
-  ],
+  ], zh: [
+    { text: "北京是中国的[MASK]。" },
+    { text: "他是一位著名的[MASK]，写了很多[MASK]。" },
+    { text: "第二次世界[MASK]于1945年结束。" },
+  ] },
   read: () => ({ text: area.input.value.trim() }),
   write: ({ text }) => { area.input.value = text; },
   ask({ text, model, depth }, signal) {

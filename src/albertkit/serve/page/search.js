@@ -157,7 +157,7 @@ export const search = makeTool({
     ),
     query.node,
   ],
-  examples: [{
+  examples: { en: [{
     text: [
       "The library opens at nine and closes at six, on Thursdays at eight.",
       "Books may be kept for four weeks; you can extend that twice.",
@@ -169,7 +169,19 @@ export const search = makeTool({
       "Wireless internet is free; ask for the password at the desk.",
     ].join("\n"),
     query: "What happens if I return something too late?",
-  }],
+  }], zh: [{
+    text: [
+      "图书馆早上九点开门，晚上六点关门，周四到八点。",
+      "图书可以借四周，可以续借两次。",
+      "借书证每年五十元，儿童和学生免费。",
+      "请把外套和包放进入口旁边的储物柜。",
+      "二楼有四十张书桌，每张都有台灯和插座。",
+      "逾期还书，每周付两元。",
+      "可以在花园里吃东西，阅览室里不可以。",
+      "无线网络免费，密码请到服务台询问。",
+    ].join("\n"),
+    query: "还书晚了怎么办？",
+  }] },
   read: () => ({
     text: area.input.value, query: query.input.value.trim(),
     kind: KINDS.find((_, i) => kinds[i].querySelector("input").checked),

@@ -44,7 +44,10 @@ export const classify = makeTool({
   id: "classify", group: 2, needs: ["classify"],
   make: ["albertkit finetune classify train.tsv --dev dev.tsv -o sentiment", "albertkit serve sentiment"],
   fields: [texts.node, pairs.node],
-  examples: [{ texts: ["What a lovely film.", "I was bored from the first minute to the last."] }],
+  examples: {
+    en: [{ texts: ["What a lovely film.", "I was bored from the first minute to the last."] }],
+    zh: [{ texts: ["这部电影真好看。", "从头到尾都很无聊。"] }],
+  },
   read: () => ({ texts: lines(texts.input.value), second: lines(pairs.input.value) }),
   write: (example) => { texts.input.value = example.texts.join("\n"); },
   ask(values, signal) {
@@ -95,7 +98,10 @@ export const tag = makeTool({
   fits: (model) => model.task !== "classify", // whose intents have no slots to mark
   make: ["albertkit finetune tag train.conll --dev dev.conll -o names", "albertkit serve names"],
   fields: [tagged.node],
-  examples: [{ texts: ["Angela Merkel visited Paris in spring.", "Marie Curie was born in Warsaw."] }],
+  examples: {
+    en: [{ texts: ["Angela Merkel visited Paris in spring.", "Marie Curie was born in Warsaw."] }],
+    zh: [{ texts: ["王小明在北京大学读书。", "李华上个月去了上海。"] }],
+  },
   read: () => ({ texts: lines(tagged.input.value) }),
   write: (example) => { tagged.input.value = example.texts.join("\n"); },
   ask(values, signal) {
@@ -130,11 +136,14 @@ export const answer = makeTool({
   id: "answer", group: 2, needs: ["answer"],
   make: ["albertkit finetune answer train.json --dev dev.json -o reader", "albertkit serve reader"],
   fields: [context.node, question.node],
-  examples: [{
+  examples: { en: [{
     context: "ALBERT was published in 2019 by Zhenzhong Lan and others. It shares one layer's weights among all layers, " +
       "so that the model is small, and splits the embedding into two smaller matrices.",
     question: "When was ALBERT published?",
-  }],
+  }], zh: [{
+    context: "ALBERT 由蓝振忠等人于 2019 年发表。它的各层共享一组权重，因此模型很小；词嵌入矩阵也分解成两个较小的矩阵。",
+    question: "ALBERT 是哪一年发表的？",
+  }] },
   read: () => ({ context: context.input.value.trim(), question: question.input.value.trim() }),
   write: (example) => { context.input.value = example.context; question.input.value = example.question; },
   ask(values, signal) {

@@ -5,7 +5,7 @@
 import { Problem } from "./api.js";
 import { clip, codeBlock } from "./code.js";
 import { debounce, el, fresh } from "./dom.js";
-import { number, t, translate } from "./messages.js";
+import { language, number, t, translate } from "./messages.js";
 
 /** A field with its label, area or input; `action` is a button beside the label. */
 export function field(kind, key, facts = {}, action = null) {
@@ -54,6 +54,9 @@ export function makeTool(spec) {
   let running = null;
   let last = null;
   let visited = false;
+  let chosen = false; // the user has chosen a model
+  let sample = 0; // the example that is shown
+  let written = null; // what the fields held when it was written
 
   const model = () => known.find((one) => one.id === models.value) ?? known[0];
   const layers = () => model().depths[Number(slider.value)]; // the slider moves among the depths that the model was made for
@@ -73,7 +76,28 @@ export function makeTool(spec) {
     spec.fit?.(one);
     sayDepth();
   }
-  models.addEventListener("change", () => { fit(); run(); });
+  /** Chinese examples on a Chinese page, if the model reads Chinese. */
+  const examplesOf = (one) => spec.examples[language() === "zh-CN" && one?.can_read_chinese ? "zh" : "en"];
+  const fields = () => JSON.stringify(spec.read());
+  function write(place) {
+    sample = place;
+    spec.write(examplesOf(model())[place]);
+    written = fields();
+    for (const area of panel.querySelectorAll("textarea")) area.fit();
+  }
+  /** The first model that suits the tool; on a Chinese page, one that reads Chinese. */
+  function pickModel() {
+    const able = language() === "zh-CN" ? known.filter((one) => one.can_read_chinese) : [];
+    const from = able.length ? able : known;
+    models.value = (spec.prefer?.(from) ?? from[0])?.id ?? "";
+  }
+  models.addEventListener("change", () => {
+    const untouched = fields() === written;
+    chosen = true;
+    fit();
+    if (untouched) write(sample);
+    run();
+  });
   const again = debounce(() => run(), 250);
   slider.addEventListener("input", () => { sayDepth(); if (last) again(); });
   panel.addEventListener("keydown", (event) => {
@@ -143,15 +167,15 @@ export function makeTool(spec) {
     offer(served) {
       known = served.filter((one) => spec.needs.some((ability) => one.endpoints.includes(ability)) && (spec.fits?.(one) ?? true));
       models.replaceChildren(...known.map((one) => el("option", { value: one.id, text: one.id })));
-      models.value = (spec.prefer?.(known) ?? known[0])?.id ?? "";
+      pickModel();
       modelBox.hidden = known.length < 2;
-      spec.examples.forEach((example, place) => {
-        const use = () => { spec.write(example); for (const area of panel.querySelectorAll("textarea")) area.fit(); };
-        examples.append(el("button", { type: "button", class: "chip", "data-t": example.name ?? "examples", onclick: () => { use(); run(); } }));
-        if (place === 0) use();
+      spec.examples.en.forEach((example, place) => {
+        const use = () => { write(place); run(); };
+        examples.append(el("button", { type: "button", class: "chip", "data-t": example.name ?? "examples", onclick: use }));
       });
-      if (spec.examples.length < 2 || !known.length) examples.hidden = true;
+      if (spec.examples.en.length < 2 || !known.length) examples.hidden = true;
       if (known.length) fit(); else lack();
+      write(0);
       return known.length > 0;
     },
     /** The panel comes into view; the first time, its first example is shown at work. */
@@ -163,11 +187,21 @@ export function makeTool(spec) {
       visited = true;
     },
     hide() { panel.hidden = true; },
-    /** After a change of language or theme. */
+    /** After a change of language or theme. An example that nobody has edited follows the language. */
     renew() {
+      const before = written;
+      if (known.length && fields() === written) {
+        const old = models.value;
+        if (!chosen) pickModel();
+        if (models.value !== old) fit();
+        write(sample);
+      }
       translate(panel);
       if (known.length) sayDepth();
       redraw();
+      if (written === before) return;
+      if (panel.hidden) visited = false; // runs when it is shown again
+      else if (visited) run();
     },
   };
 }
