@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = true
 
-.PHONY: run test check bench docs notebooks site dist dist-check checkpoints help clean
+.PHONY: run test check bench docs notebooks screenshots site dist dist-check checkpoints help clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ docs: .venv/all  ## rewrite the generated parts of README and docs
 
 notebooks: .venv/all  ## run the notebooks of examples/ and keep their pictures
 	cd examples && ../$(BIN)/jupyter-execute --inplace *.ipynb
+
+screenshots: .venv/all  ## pictures of the server's page, in docs/images (needs Chromium)
+	$(BIN)/python docs/screenshots.py
 
 site: .venv-site/all  ## the docs as a site, in site/
 	.venv-site/bin/python docs/build_site.py
