@@ -89,7 +89,7 @@ def finetune(
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
     is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.freeze
-    if task == "classify" and is_small and not any(e.pair for e in parts["train"]):
+    if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
         log(f"{len(parts['train'])} examples are few for a whole model; --freeze may do better")
     return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, **task_options)
 
