@@ -57,7 +57,7 @@ def table(texts) -> str:
 def models(tmp_path_factory):
     """A classifier that also fills masks, and its compressed forms, all made by the command line."""
     place = tmp_path_factory.mktemp("matrix")
-    other = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8").splitlines()
+    other = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
     for name, text in {
         "lines.txt": "\n".join(LINES) + "\n",
         "words.txt": "\n".join([*LINES, *(line for line in other if line)]),
