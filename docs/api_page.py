@@ -1,12 +1,11 @@
-"""The page of the Python interface: for `generate.py`, and for `make_site.py`, which puts each name's whole
-documentation in its place.
+"""docs/reference/api.md, for `generate.py`: every public name with its signature, its description and an example.
 
-In: the names below, and what the code says about itself. Out: the text of docs/api.md: each name with its signature and
-its first sentence.
+In: the names of `albertkit` and of `GROUPS`, and their docstrings. Out: the text of the page.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -47,16 +46,19 @@ GROUPS = {
 }
 TEXT = """<!-- Written by `make docs`; do not edit. -->
 
-# The Python interface
+# Python API
 
-The names of `albertkit` itself are the public API: they stay as they are within a major version. Each is imported when it is first used, so `import albertkit` costs nothing and needs no torch.
-What stands under other headings may still move; the [changelog](../CHANGELOG.md) says so when it does. The site shows all methods of each; `help(albertkit.Albert)` does so too.
+`from albertkit import …` gives you the names under *Public API*. They stay compatible within a major version. Each is imported when it is first used, so `import albertkit` is fast and needs no torch.
+Names under the later headings may change; the [changelog](../../CHANGELOG.md) lists it when they do. `help(albertkit.Albert)` prints the complete documentation.
+
+Most programs need four names: [`Albert`](#albert) to use a model, [`finetune`](#finetune) to train one, [`quantize`](#quantize) to make it small, [`serve`](#serve) to serve it.
+Names that end in `Result` are what functions return, names that end in `Settings` are what they take, and names that end in `Example` are rows of labelled data.
 """
 
 
 def page() -> str:
     """The whole page."""
-    parts = [TEXT, "## The public API\n"]
+    parts = [TEXT, "## Public API\n"]
     parts += [entry(f"albertkit.{name}", public(name)) for name in albertkit.__all__]
     for title, names in GROUPS.items():
         parts += [f"## {title}\n", *(entry(name, find(name)) for name in names)]
@@ -76,28 +78,81 @@ def find(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def home(path: str) -> str:
-    """Where it is defined: what a reader of sources must be told."""
-    found = find(path)
-    return f"{found.__module__}.{found.__name__}"
-
-
 def entry(path: str, found: Any) -> str:
-    """A heading, the signature, the first paragraph, and a mark for `make_site.py`."""
-    if isinstance(found, type) and issubclass(found, Exception):
-        form = "exception"
-    else:
-        form = signature(found)
-    first = inspect.getdoc(found).split("\n\n")[0].replace("\n", " ")
-    return f"### {found.__name__}\n\n<!-- site: {home(path)} -->\n\n```text\nfrom {path.rsplit('.', 1)[0]} import {found.__name__}\n\n{form}\n```\n\n{first}\n"
+    """A heading, the signature, the description, the example, and the methods of a class."""
+    description, example = split_example(inspect.getdoc(found) or "")
+    is_error = isinstance(found, type) and issubclass(found, Exception)
+    form = f"exception {found.__name__}" if is_error else signature(found)
+    lines = [
+        f"### {found.__name__}",
+        "",
+        "```text",
+        f"from {path.rsplit('.', 1)[0]} import {found.__name__}",
+        "",
+        form,
+        "```",
+    ]
+    lines += ["", paragraphs(description, "" if is_error else "|".join(inspect.signature(found).parameters))]
+    if example:
+        lines += ["", "```pycon", example, "```"]
+    rows = methods(found) if isinstance(found, type) and not is_error else []
+    if rows:
+        lines += ["", "| method | |", "|---|---|", *rows]
+    return "\n".join([*lines, ""])
+
+
+def split_example(text: str) -> tuple[str, str]:
+    """A docstring before its example, and the example without the marks of doctest."""
+    description, mark, example = text.partition("\n>>> ")
+    shown = re.sub(r" *# doctest: \+\w+", "", mark.strip("\n") + example)
+    return description.strip(), shown.strip()
+
+
+def paragraphs(text: str, names: str) -> str:
+    """Lines joined to paragraphs; what the parameters `names` (a pattern) mean becomes a list."""
+    joined = []
+    for paragraph in text.split("\n\n"):
+        is_list = names and re.match(rf"(?:{names})(?:, \w+)*: ", paragraph)
+        parts = re.split(rf"(?:^|(?<=[.)])\s)(?=(?:{names})(?:, \w+)*: )", paragraph) if is_list else []
+        named = [re.sub(r"^([\w, ]+):", r"- `\1`:", " ".join(part.split())) for part in parts if part.strip()]
+        joined.append("\n".join(named) or " ".join(paragraph.split()))
+    return "\n\n".join(joined)
+
+
+def methods(found: type) -> list[str]:
+    """Rows of a table: the public methods and properties that the class itself defines, with their first sentence."""
+    rows = []
+    fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+    for name, member in vars(found).items():
+        inner = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        described = inspect.getdoc(inner) if callable(inner) or isinstance(inner, property) else None
+        if name.startswith("_") or name in fields or not described:
+            continue
+        first = re.split(r"(?<=\.)\s", " ".join(described.split("\n\n")[0].split()))[0].replace("|", "\\|")
+        rows.append(f"| `{name}{'' if isinstance(inner, property) else '()'}` | {first} |")
+    return rows
 
 
 def signature(found: Any) -> str:
-    """`Name(a, b=1)`, without annotations, and without defaults that have no short form."""
-    kept = []
-    for one in inspect.signature(found).parameters.values():
-        default = one.default if one.default is one.empty or len(repr(one.default)) < 30 else ...
-        if re.search(r" at 0x|<", repr(default)) and default is not one.empty:
-            default = ...
-        kept.append(one.replace(annotation=one.empty, default=default))
-    return f"{found.__name__}{inspect.Signature(kept)}".replace("Ellipsis", "…")
+    """`name(a: int, b: str = 'x') -> int`, one parameter per line where it is long; a default without a short form is `…`."""
+    whole = inspect.signature(found)
+    parts, keyword_only = [], False
+    for one in whole.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not keyword_only:
+            parts.append("*")
+            keyword_only = True
+        star = {one.VAR_KEYWORD: "**", one.VAR_POSITIONAL: "*"}.get(one.kind, "")
+        kind = one.annotation if isinstance(one.annotation, str) else getattr(one.annotation, "__forward_arg__", "")
+        shown = repr(one.default)
+        default = (
+            ""
+            if one.default is one.empty
+            else " = …"
+            if " at 0x" in shown or "<" in shown or len(shown) > 30
+            else f" = {shown}"
+        )
+        parts.append(f"{star}{one.name}{f': {kind}' if kind else ''}{default}")
+    result = whole.return_annotation if isinstance(whole.return_annotation, str) else ""
+    end = f") -> {result}" if result and not isinstance(found, type) else ")"
+    line = f"{found.__name__}({', '.join(parts)}{end}"
+    return line if len(line) <= 110 else f"{found.__name__}(\n" + "".join(f"    {part},\n" for part in parts) + end

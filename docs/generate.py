@@ -13,76 +13,28 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import click
-
 from albertkit.builtin import BUILTINS
-from albertkit.cli.console import format_megabytes
-from albertkit.cli.entry_point import GROUPS, app
-from albertkit.compress.cost import shape_cost
-from albertkit.config import PRESETS, preset
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
 import api_page
 import benchmarks_page
-import options_page
-from tables import benchmarks, compression, elastic, http_api, ideas, models, tasks
+import cli_page
+from tables import artifact, benchmarks, compression, elastic, http_api, ideas, models, tasks
 
 DOCS = Path(__file__).parent
-NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.S)
 
 
-def cli_page() -> str:
-    lines = [
-        NOTE,
-        "# The command line",
-        "",
-        "Commands that print a table print JSON with `--json`. Commands that take texts read them from arguments, `--file`",
-        "or stdin. When something is wrong, a command prints one sentence on stderr and exits with code 2.",
-        "",
-        'Shell completion: add `eval "$(_ALBERTKIT_COMPLETE=bash_source albertkit)"` to `~/.bashrc`, or',
-        '`eval "$(_ALBERTKIT_COMPLETE=zsh_source albertkit)"` to `~/.zshrc`; for fish, write the output of',
-        "`_ALBERTKIT_COMPLETE=fish_source albertkit` to `~/.config/fish/completions/albertkit.fish`.",
-        "",
-    ]
-    context = click.Context(app, info_name="albertkit", **app.context_settings)
-    for group, modules in GROUPS.items():
-        lines += [f"## {group}", ""]
-        for name in (name for commands in modules.values() for name in commands):
-            command = app.get_command(context, name)
-            assert command is not None
-            shown = command.get_help(click.Context(command, info_name=name, parent=context, max_content_width=100))
-            lines += [f"### albertkit {name}", "", "```text", *(row.rstrip() for row in shown.splitlines()), "```", ""]
-    return "\n".join(lines)
-
-
-def shapes_page() -> str:
-    lines = [NOTE, "# Shapes", "", "`albertkit plan SHAPE` tells more about one of them. Operations count multiplications and additions",
-             "for a token in a text of 128; bytes are the encoder's weights; activations are for 32 texts of 128 tokens.", "",
-             "| preset | layers × hidden | parameters | without sharing | M operations / token | float32 | int8 | 4-bit | activations, inference |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for name in PRESETS:
-        config = preset(name)
-        made = shape_cost(config)
-        lines.append(
-            f"| {name} | {config.num_hidden_layers} × {config.hidden_size} | {made.parameters['total']:,} | {made.unshared:,} "
-            f"| {made.operations['total'] / 1e6:,.1f} | {format_megabytes(made.bytes['float32'])} | {format_megabytes(made.bytes['int8'])} "
-            f"| {format_megabytes(made.bytes['4-bit'])} | {format_megabytes(made.memory['inference'])} |"
-        )
-    return "\n".join([*lines, ""])
-
-
 PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": cli_page,
-    "api.md": api_page.page,
-    "shapes.md": shapes_page,
-    "options.md": options_page.page,
+    "reference/cli.md": cli_page.page,
+    "reference/api.md": api_page.page,
     **{f"../src/albertkit/models/{name}/albertkit.json": partial(models.meta_text, name) for name in BUILTINS},
     **{f"../src/albertkit/models/{name}/README.md": partial(models.card, name) for name in BUILTINS},
 }
 TABLES: dict[str, Callable[[], str]] = {
+    **artifact.TABLES,
     **benchmarks.TABLES,
     **models.TABLES,
     **tasks.TABLES,

@@ -43,22 +43,35 @@ Texts = str | Iterable[str]
 
 
 class EarlyExitVectors(NamedTuple):
-    """Sentence vectors (texts, dim), and the depth (texts,) at which each text exited."""
+    """Sentence vectors (texts, dim), and the depth (texts,) at which each text exited.
+
+    >>> from albertkit import Albert
+    >>> vectors, depths = Albert().embed_early_exit(["a cat sat on the mat"], early_exit="cosine:0.9")
+    >>> vectors.shape, depths.shape
+    ((1, 384), (1,))
+    """
 
     vectors: np.ndarray
     depths: np.ndarray
 
 
 class Albert(RuntimeModel):
-    """A model ready to use.
+    """A model for inference: vectors, similarity, masks, tasks and explanations.
 
-    model: a folder or file of any ALBERT checkpoint, or the name of a built-in model. Default: the built-in English
-    one. bits: 8 or 4 quantizes a float model on opening (`albertkit quantize` does it once and for all). threads:
-    processors to use. Default: all that this process may use. device: "cuda" runs through torch. depth: layers to
-    apply unless a call says otherwise. token_budget: tokens computed together.
+    model: a folder or file of any ALBERT checkpoint, or the name of a built-in model. The default is `small`, the
+    built-in English model.
+    bits: 8 or 4 quantizes a float model on opening. `albertkit quantize` does it permanently.
+    threads: CPU threads. The default is all that this process may use.
+    device: "cpu", or "cuda" to run through torch.
+    depth: number of layers to apply. Calls can override it.
+    token_budget: number of tokens that are computed together.
 
-    >>> Albert().embed("a cat sat on the mat").shape
+    >>> from albertkit import Albert
+    >>> albert = Albert()
+    >>> albert.embed("a cat sat on the mat").shape
     (384,)
+    >>> albert.similarity(["a cat", "a kitten", "a train"]).shape
+    (3, 3)
     """
 
     def __init__(
@@ -343,7 +356,7 @@ class Albert(RuntimeModel):
         question: str | None = None,
         **settings: Unpack[ExplainKeywords],
     ) -> Explanation:
-        """Explain a prediction: values of words, attention, and how the prediction forms (see `docs/guides/explain.md`).
+        """Explain a prediction: values of words, attention, and how the prediction forms (see docs/guides/explain.md).
 
         pair, question: what the model's task needs beside the text. Settings: the fields of `ExplainSettings`,
         among them methods (occlusion, gradients) and target (what to explain).

@@ -51,28 +51,28 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class ArtifactMetadata:
-    """`albertkit.json`: what the weights alone do not say."""
+    """`albertkit.json`: what the weights alone do not contain."""
 
     task: str = "pretrain"
-    """What the model was made for."""
+    """The task of the model."""
     labels: tuple[str, ...] = ()
     """Names of the classes, in the order of the head's rows."""
     pooling: str = "mean"
-    """How token vectors become one vector."""
+    """How token vectors become one vector: mean, cls, max or pooler."""
     normalize: bool = True
-    """Whether sentence vectors are brought to length 1."""
+    """Whether sentence vectors are normalised to length 1."""
     prompts: dict[str, str] = field(default_factory=dict)
-    """Texts to put before a text, by name (`query`, `passage`)."""
+    """Prefixes for texts, by name (`query`, `passage`)."""
     depth: int | None = None
-    """Layers to apply by default; None means all."""
+    """Layers to apply by default; null means all."""
     quantization: str | None = None
-    """How the weights are stored, when not as floats."""
+    """`int8` or `int4`; null means float weights."""
     details: dict[str, Any] = field(default_factory=dict)
     """Settings of the task: kind of labels, temperature, thresholds."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    """Scores, by name of the data they were measured on."""
+    """Metrics, by name of the data set."""
     history: tuple[dict[str, Any], ...] = ()
-    """What was done, first step first."""
+    """The steps that made the model, from the first to the last."""
 
     def __post_init__(self) -> None:
         for name, (kind, rule) in _FIELD_TYPES.items():
@@ -112,7 +112,13 @@ _FIELD_TYPES: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Artifact:
-    """A model in memory: config, weights under our names, tokenizer, and what is known about it."""
+    """A model in memory: config, weights, tokenizer and metadata.
+
+    >>> from albertkit import open_model
+    >>> artifact = open_model("small")
+    >>> artifact.config.hidden_size, artifact.metadata.pooling
+    (384, 'mean')
+    """
 
     config: AlbertConfig
     weights: dict[str, np.ndarray]
@@ -233,7 +239,13 @@ def read_stored(folder: Path | str | None) -> StoredModel:
 
 
 def read_artifact(folder: Path | str | None) -> Artifact:
-    """Open a folder that albertkit wrote, with all weights as floats."""
+    """Open a folder that albertkit wrote, with all weights as floats.
+
+    >>> from albertkit import convert, read_artifact
+    >>> artifact = convert("small", "my-model")
+    >>> read_artifact("my-model").config == artifact.config
+    True
+    """
     stored = read_stored(folder)
     weights = {name: w.floats() if isinstance(w, QuantizedMatrix) else w for name, w in stored.weights.items()}
     return Artifact(stored.config, weights, stored.tokenizer, stored.metadata)
@@ -260,6 +272,10 @@ def write_artifact(
 
     moments, smooths: see `quantized.quantize_weights`.
     kept: matrices that are 8-bit already; they are written unchanged, and everything else as floats.
+
+    >>> from albertkit import open_model, write_artifact
+    >>> write_artifact(open_model("small"), "my-model", bits=8).name
+    'my-model'
     """
     folder = Path(folder)
     config = artifact.config

@@ -48,24 +48,30 @@ MAX_PARAMETERS = 20_000_000_000
 
 @dataclass(frozen=True)
 class AlbertConfig:
-    """The public `config.json` of ALBERT, checked. The defaults are `base` with the dropout of version 2."""
+    """The content of `config.json`, validated. The defaults are `base`, version 2.
+
+    >>> from albertkit import AlbertConfig
+    >>> config = AlbertConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536)
+    >>> config.replace(num_hidden_layers=6).num_hidden_layers
+    6
+    """
 
     vocab_size: int = 30_000
-    """Rows of the word embedding table, V."""
+    """Number of tokens in the vocabulary, V."""
     embedding_size: int = 128
-    """Width of the embedding tables, E (the factorisation's k)."""
+    """Embedding size, E."""
     hidden_size: int = 768
-    """Width of the layers, H."""
+    """Hidden size, H."""
     num_hidden_layers: int = 12
-    """How often the shared layer is applied, L."""
+    """Number of layers, L: how often the shared layer is applied."""
     num_hidden_groups: int = 1
-    """Sets of layer weights, m; layer i uses group i·m // L, so groups may be uneven."""
+    """Groups of layer weights, m; layer i uses group i·m // L."""
     num_attention_heads: int = 12
-    """Attention heads; they divide H, unless the option `head_size` gives their width."""
+    """Number of attention heads; it divides H, unless the option `head_size` is set."""
     intermediate_size: int = 3_072
-    """Width of the feed-forward part, F."""
+    """Size of the feed-forward part, F."""
     inner_group_num: int = 1
-    """Layers inside one group, applied one after the other at each use of the group."""
+    """Layers inside one group, applied in turn."""
     hidden_act: str = "gelu_new"
     """Activation of the feed-forward part and of the MLM head."""
     hidden_dropout_prob: float = 0.0
@@ -75,11 +81,11 @@ class AlbertConfig:
     classifier_dropout_prob: float = 0.1
     """Dropout before a task head."""
     max_position_embeddings: int = 512
-    """Longest input in tokens."""
+    """Maximum length in tokens."""
     type_vocab_size: int = 2
     """Number of segments."""
     initializer_range: float = 0.02
-    """Standard deviation of fresh weights."""
+    """Standard deviation of new weights."""
     layer_norm_eps: float = 1e-12
     """ε inside the square root of LayerNorm."""
     pad_token_id: int = 0
@@ -257,6 +263,10 @@ def preset(name: str) -> AlbertConfig:
     """The config of a published shape: `base`, or `base-v1` for the dropout of the first release.
 
     Version 2 (the default) trains without dropout. Version 1 uses 0.1, except xxlarge, which never had any.
+
+    >>> from albertkit import preset
+    >>> preset("base").hidden_size, preset("base-v1").hidden_dropout_prob
+    (768, 0.1)
     """
     size = name.removesuffix("-v1").removesuffix("-v2")
     if size not in PRESETS:

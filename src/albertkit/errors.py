@@ -13,7 +13,16 @@ from types import ModuleType
 
 
 class AlbertkitError(ValueError):
-    """Something the user can put right: the message says what was found, what is allowed and what to do."""
+    """An error that the user can fix. The message contains the value, the rule and the remedy.
+
+    >>> from albertkit import Albert, AlbertkitError
+    >>> try:
+    ...     Albert("no-such-folder")
+    ... except AlbertkitError as error:
+    ...     print("rejected")
+    ...
+    rejected
+    """
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

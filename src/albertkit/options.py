@@ -2,7 +2,7 @@
 
 In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: checked `Options`, all off by
 default. After this file: `config.py` contains them; `model/optional_modules.py` (torch) and `runtime/graph.py` (ONNX)
-compute them. `docs/options.md` has the formula, the source and the cost of each.
+compute them. docs/reference/artifact.md has the formula, the cost and the test of each.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class Options:
     brightmart_layout: bool = False
     """Position and segment embeddings and the first LayerNorm at size H, after the projection, as in albert_zh."""
     scale_embedding: bool = False
-    """Word vectors are multiplied with √E before positions and segments are added."""
+    """Word embeddings are multiplied by √E before positions and segments are added."""
     head_size: int = 0
-    """Width of one attention head where heads were pruned away; 0 means H divided by the number of heads."""
+    """Size of one attention head after heads were pruned; 0: H divided by the number of heads."""
     static: bool = False
-    """One vector of size H for each piece, and their mean; there are no layers (`compress/static_model.py`)."""
+    """One vector of size H per token, and their mean; there are no layers (`compress/static_model.py`)."""
     low_rank: int = 0
     """Width (d_a) to which the queries, keys and values of each head are projected; 0: no projection."""
     window: int = 0
-    """A token sees tokens at most this far away, and the first one, which sees all; 0 lets all see all."""
+    """A token sees tokens up to this distance and the first token, which sees all; 0: every token sees all."""
     global_every: int = 0
-    """With a window, every so many layers one in which all see all; 0: none."""
+    """With a window, every n-th layer is global; 0: none."""
     shared_heads: bool = False
     """All heads share one key and one value matrix; each has its own queries."""
     attention_bias: str = ""
-    """A learnable θ on the scores: "head", one a head for the first token; "relative", one a head and distance."""
+    """A learnable θ on the scores: "head", one per head on the first token; "relative", one per head and distance."""
     relative_reach: int = REACH
     """With relative bias, distances beyond this count as this."""
     gru: bool = False
-    """A GRU reads the embeddings before the first layer, and is added to them."""
+    """The output of a GRU over the embeddings is added to them before the first layer."""
     norm: str = ""
     """"document" divides by σ + ε, where LayerNorm divides by √(variance + ε)."""
     classifier: str = ""
-    """"mean": heads that judge a whole text read the mean of its tokens; there is no tanh pooler."""
+    """"mean": heads for whole texts read the mean of the tokens; there is no tanh pooler."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

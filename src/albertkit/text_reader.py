@@ -62,7 +62,12 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Record:
-    """One text with its place: the id is the value of the id column, or `file:line`."""
+    """One text with its place: the id is the value of the id column, or `file:line`.
+
+    >>> from albertkit import Record
+    >>> Record(id="notes.txt:1", text="The doctor is in.").text
+    'The doctor is in.'
+    """
 
     id: str
     text: str

@@ -32,6 +32,7 @@ ELSEWHERE = {  # each section has its own namespace; that test runs them
 SHOWN = {  # kinds of blocks that are only looked at
     "py": "needs another program; the sentence before it says which",
     "text": "what a command prints",
+    "pycon": "an example of a docstring, which test_api_examples.py runs",
     "json": "what a server answers",
     "yaml": "a file of another program",
     "dockerfile": "a file of another program",
@@ -280,11 +281,11 @@ def test_the_public_door():
 
 
 def test_each_option_has_its_document_formula_cost_and_test():
-    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    sections = [part for part in text.split("\n## ") if re.search(r"\(document 00\d\)$", part.split("\n")[0])]
+    text = (ROOT / "docs" / "reference" / "artifact.md").read_text(encoding="utf-8")
+    sections = [part for part in text.split("\n### ") if re.search(r"\(document 00\d\)$", part.split("\n")[0])]
     assert len(sections) == 7
     for section in sections:
-        for word in ("Said", "Here", "Cost", "Test"):
+        for word in ("Claim", "Formula", "Cost", "Test"):
             assert section.count(f"\n**{word}:** ") == 1, (section.split("\n")[0], word)
         assert re.search(r"\*\*Test:\*\* `tests/[\w/]+\.py::\w+`", section)
     named = {name for section in sections for name in re.findall(r"`(\w+)", section.split("\n")[0])}

@@ -106,7 +106,7 @@ def ids(*lengths: int, seed: int = 0) -> list[list[int]]:
 
 
 def plain_attention(attention, config: AlbertConfig, x: torch.Tensor, local: bool, seen=None) -> torch.Tensor:
-    """The corrected formulas of docs/options.md for one text, token by token."""
+    """The corrected formulas of docs/reference/artifact.md for one text, token by token."""
     o, n, d = config.options, len(x), config.head_size
     query, key, value = (
         part(x).view(n, -1, d).expand(n, config.num_attention_heads, d)

@@ -29,7 +29,11 @@ run_output_option = cli.path_option(
     "-o", "--output", required=True, help="Folder for checkpoints, reports and the model."
 )
 config_option = cli.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option beyond ALBERT; see docs/options.md."
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option beyond ALBERT; see docs/reference/artifact.md.",
 )
 resume_option = cli.option(
     "--resume", is_flag=True, help="Resume from the last checkpoint in --output, if there is one."

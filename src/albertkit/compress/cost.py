@@ -47,7 +47,9 @@ class ShapeCost:
 def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> ShapeCost:
     """Compute what a shape costs for `batch` texts of `length` tokens.
 
-    shape_cost(preset("base")).parameters["total"]
+    >>> from albertkit import preset, shape_cost
+    >>> shape_cost(preset("base")).parameters["total"]
+    11683584
     """
     if not 1 <= length <= config.max_position_embeddings:
         raise AlbertkitError(

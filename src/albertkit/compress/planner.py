@@ -35,7 +35,12 @@ from albertkit.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is planned for: limits, and the data to measure with."""
+    """The input of `plan`: limits, and the data to measure with.
+
+    >>> from albertkit import PlanRequest
+    >>> PlanRequest(latency=0.02, memory=64e6).latency
+    0.02
+    """
 
     latency: float | None = None
     """Most seconds for one text."""
@@ -86,7 +91,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """What was proposed and measured."""
+    """The result of `plan`: the proposed models, with their measurements.
+
+    >>> from albertkit import PlanRequest, plan
+    >>> result = plan("small", PlanRequest(latency=0.02))  # doctest: +SKIP
+    >>> result.best[0].commands  # doctest: +SKIP
+    """
 
     proposals: list[Proposal]
     best: list[Proposal]
@@ -133,9 +143,10 @@ class PlannedModel:
 def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _: None) -> PlanResult:
     """Measure this machine, propose models within the limits, build and measure them.
 
-        plan("my-model", PlanRequest(latency=0.02, memory=64e6)).best
-
     shape: a model folder, a built-in model, a preset or a config in a .json file.
+
+    >>> from albertkit import PlanRequest, plan
+    >>> plan("my-model", PlanRequest(latency=0.02, memory=64e6)).best  # doctest: +SKIP
     """
     shape, threads = str(shape), request.threads or cores()
     artifact = open_model(shape) if is_model(shape) else None

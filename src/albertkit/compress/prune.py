@@ -43,7 +43,12 @@ MAX_TOKEN_CHARACTERS = 64
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """What to keep; None keeps all of a part."""
+    """What `prune` keeps: a count, or a share below 1. None keeps all.
+
+    >>> from albertkit import PruneSettings
+    >>> PruneSettings(ffn=0.5, heads=4).heads
+    4
+    """
 
     heads: Amount | None = None
     """A number, or as a float the share."""
@@ -58,7 +63,12 @@ class PruneSettings:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What pruning did."""
+    """The result of `prune`: the new shape, and how similar the vectors are.
+
+    >>> from albertkit import PruneSettings, prune
+    >>> result = prune("my-model", "half", PruneSettings(ffn=0.5), texts=texts)  # doctest: +SKIP
+    >>> result.operations / result.operations_before  # doctest: +SKIP
+    """
 
     parameters_before: int
     parameters: int
@@ -89,11 +99,13 @@ def prune(
 ) -> PruneResult:
     """Prune a model and write it.
 
-        prune("my-model", "smaller", PruneSettings(ffn=0.5, heads=8), texts=lines).cosine_mean
-
     texts: some hundred like those the model will read; one in ten is only compared. Without them, the model writes
     its own.
     recovery: trains the pruned model: gets the full and the pruned one (`train/recover.py`).
+
+    >>> from albertkit import PruneSettings, prune
+    >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
+    >>> prune("my-model", "smaller", PruneSettings(ffn=0.5, heads=8), texts=texts).cosine_mean  # doctest: +SKIP
     """
     before = open_model(source)
     _check_request(before, settings, source)

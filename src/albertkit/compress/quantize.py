@@ -79,7 +79,12 @@ class QualityLoss:
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """What quantization did."""
+    """The result of `quantize`: sizes, and how similar the vectors are.
+
+    >>> from albertkit import quantize
+    >>> result = quantize("my-model", "my-model-int8")  # doctest: +SKIP
+    >>> result.bytes / result.bytes_before  # doctest: +SKIP
+    """
 
     bits: int
     bytes_before: int
@@ -135,11 +140,13 @@ def quantize(
 ) -> QuantizeResult:
     """Write a model with its weights in 8 or 4 bits, and compare the two.
 
-        quantize("my-model", "my-model-int8", bits=8, texts=lines).cosine_mean
-
     texts: some hundred like those the model will read; one in ten is only compared. Without them, the model writes
     its own.
     check: examples to measure the loss on before anything is written.
+
+    >>> from albertkit import quantize
+    >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
+    >>> quantize("my-model", "my-model-int8", bits=8, texts=texts).cosine_mean  # doctest: +SKIP
     """
     trained = source if isinstance(source, TrainedWeights) else None
     folder = source.source if isinstance(source, TrainedWeights) else source

@@ -31,7 +31,11 @@ PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # mean count of each token before a
 
 @dataclass(frozen=True)
 class StaticModelResult:
-    """What was written."""
+    """The result of `make_static_model`.
+
+    >>> from albertkit import make_static_model
+    >>> make_static_model("small", "static", dim=64).bytes  # doctest: +SKIP
+    """
 
     tokens: int
     dim: int
@@ -55,9 +59,11 @@ def make_static_model(
 ) -> StaticModelResult:
     """Distill a model into a table of vectors and write it.
 
-        make_static_model("my-model", "table", texts=lines, dim=256)
-
     texts: like those the table will be used on, to count how often each token occurs.
+
+    >>> from albertkit import make_static_model
+    >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
+    >>> make_static_model("my-model", "static", texts=texts, dim=256).dim  # doctest: +SKIP
     """
     albert = Albert(source)
     if albert.config.options.static:

@@ -51,7 +51,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of one prediction."""
+    """The explanation of one prediction.
+
+    >>> from albertkit import Albert
+    >>> explanation = Albert().explain("a cat sat on the mat")
+    >>> [word.text for word in explanation.words][:3]
+    ['a', 'cat', 'sat']
+    """
 
     model: str
     """Hash and settings of the model."""
@@ -127,9 +133,9 @@ class ExplainState:
 class Explainer:
     """Explains a model's predictions. Attention and gradients read the model's folder again, on first use.
 
-    >>> from albertkit import Albert
-    >>> explainer = Explainer(Albert())
-    >>> explainer.explain(ExplainInput("a cat sat")).kind
+    >>> from albertkit import Albert, Explainer
+    >>> from albertkit.explain import ExplainInput
+    >>> Explainer(Albert()).explain(ExplainInput("a cat sat")).kind
     'embed'
     """
 

@@ -27,7 +27,12 @@ FORMATS = (
 
 
 def open_model(path: Path | str | None = None) -> Artifact:
-    """Open any ALBERT checkpoint; the files decide the format. None is the built-in model."""
+    """Open any ALBERT checkpoint; the files decide the format. None is the built-in model.
+
+    >>> from albertkit import open_model
+    >>> open_model("small").config.num_hidden_layers
+    12
+    """
     from albertkit.interop import google_tf, huggingface, plbert, sentence_transformers
 
     path = model_folder(path)
@@ -63,7 +68,12 @@ def open_stored(path: Path | str | None = None) -> StoredModel:
 
 
 def convert(source: Path | str, target: Path | str, overwrite: bool = False) -> Artifact:
-    """Read any ALBERT checkpoint and write it as an artifact folder."""
+    """Read any ALBERT checkpoint and write it as an artifact folder.
+
+    >>> from albertkit import convert
+    >>> convert("small", "my-model").metadata.task
+    'embed'
+    """
     artifact = open_model(source)
     write_artifact(artifact, target, overwrite=overwrite)
     return artifact

@@ -47,7 +47,12 @@ FLOAT_ERROR, LAYER_ERROR, INT8_ERROR = 1e-4, 0.02, 0.5
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Settings of `export`."""
+    """Settings of `export`.
+
+    >>> from albertkit import ExportSettings
+    >>> ExportSettings(depth=6, tokenizer=True).depth
+    6
+    """
 
     head: str | None = None
     """The output: vector, mlm, classify, tag, answer or choose; None: the heads of the task."""
@@ -61,7 +66,11 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The file that `export` wrote."""
+    """The file that `export` wrote.
+
+    >>> from albertkit import ExportSettings, export
+    >>> export("small", "model.onnx", ExportSettings(depth=3)).outputs  # doctest: +SKIP
+    """
 
     path: str
     bytes: int
@@ -77,7 +86,11 @@ class ExportResult:
 def export(
     source: Path | str | None, target: Path | str, settings: ExportSettings | None = None, overwrite: bool = False
 ) -> ExportResult:
-    """Write a model as one ONNX file, after comparing it with the model."""
+    """Write a model as one ONNX file, after comparing it with the model.
+
+    >>> from albertkit import export
+    >>> export("small", "model.onnx").bytes  # doctest: +SKIP
+    """
     target, settings = Path(target), settings or ExportSettings()
     tokenizer_file = target.parent / "tokenizer.json"
     if settings.tokenizer and target.resolve() == tokenizer_file.resolve():

@@ -1,7 +1,7 @@
 """Modules beyond canonical ALBERT, each behind a field of `config.Options` and off by default; all can be combined.
 
-Each replaces a module of the same signature; the code that builds the module chooses. `docs/options.md` has the
-formulas; `runtime/graph.py` computes the same without torch. Before this file: `attention.py`; after it:
+Each replaces a module of the same signature; the code that builds the module chooses. docs/reference/artifact.md has
+the formulas; `runtime/graph.py` computes the same without torch. Before this file: `attention.py`; after it:
 `encoder.py`.
 """
 

@@ -47,6 +47,10 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
 
     exit_depths: depths at which texts may exit. Default: those the model has been calibrated or distilled for, or
     every one.
+
+    >>> from albertkit import calibrate
+    >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
+    >>> calibrate("my-model", texts, exit_depths=[3, 6, 9]).exit_depths  # doctest: +SKIP
     """
     folder = model_folder(model)
     if folder.parent == builtin.MODELS:

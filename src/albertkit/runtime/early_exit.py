@@ -67,7 +67,12 @@ class Confidence(Protocol):
 
 @dataclass(frozen=True)
 class ExitCalibration:
-    """What held-out texts show about early exit: in `albertkit.json`, written by `calibration.py`."""
+    """The result of `calibrate`: when texts may exit early. It is stored in `albertkit.json`.
+
+    >>> from albertkit import calibrate
+    >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
+    >>> calibrate("my-model", texts).exit_depths  # doctest: +SKIP
+    """
 
     depth: int
     """The full depth, which others are compared with."""

@@ -55,7 +55,12 @@ class EmbedKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """How texts become vectors: checked keywords, with the model's own where none were given."""
+    """How texts become vectors: pooling, depth, length, dimension, normalisation and prompt.
+
+    >>> from albertkit import EmbedOptions
+    >>> EmbedOptions(pooling="mean", depth=12, long_texts="truncate", dim=64, normalize=True, prompt="").dim
+    64
+    """
 
     pooling: str
     depth: int
@@ -85,7 +90,13 @@ class TokenWindows:
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """One text, token by token."""
+    """The tokens of one text, with one vector each.
+
+    >>> from albertkit import Albert
+    >>> result = Albert().token_vectors("a cat sat")
+    >>> result.tokens, result.vectors.shape
+    (['[CLS]', '▁a', '▁cat', '▁sat', '[SEP]'], (5, 384))
+    """
 
     vectors: np.ndarray
     """(tokens, H)"""

@@ -36,7 +36,12 @@ MAX_BATCHES = 2  # times the token budget: sources and targets whose keys and va
 
 @dataclass(frozen=True)
 class GenerateSettings:
-    """How the next token is chosen: the likeliest one, or beam search."""
+    """How texts are generated: greedily, or with beam search.
+
+    >>> from albertkit import GenerateSettings
+    >>> GenerateSettings(beams=4, no_repeat=3).beams
+    4
+    """
 
     beams: int = 1
     """Beams of beam search; the text with the best mean log-probability wins. 1 is greedy decoding."""

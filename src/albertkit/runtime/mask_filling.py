@@ -19,7 +19,12 @@ from albertkit.tokenizer import Encoding
 
 @dataclass(frozen=True)
 class MaskPrediction:
-    """One word for a mask."""
+    """A predicted word for a mask.
+
+    >>> from albertkit import Albert
+    >>> Albert("small-pretrained").fill_mask("She drank a cup of [MASK].")[0][0].word
+    'wine'
+    """
 
     word: str
     score: float

@@ -17,7 +17,14 @@ STEPS = 50  # at most, of each start
 
 @dataclass(frozen=True)
 class Clusters:
-    """Groups of rows, the largest first."""
+    """The result of `cluster`: the cluster of each row, largest cluster first, and the most central row of each.
+
+    >>> from albertkit import Albert, cluster
+    >>> texts = ["a cat", "a kitten", "the train", "a railway"]
+    >>> clusters = cluster(Albert().embed(texts), k=2)
+    >>> [texts[row] for row in clusters.central]
+    ['a railway', 'a kitten']
+    """
 
     labels: np.ndarray
     """The number of each row's cluster."""
@@ -38,6 +45,11 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Cluster
     """Group vectors by direction into at most k clusters; by default the square root of n / 2, and not more than 100.
 
     The best of a few starts is kept. Fewer clusters come back when fewer rows differ.
+
+    >>> from albertkit import Albert, cluster
+    >>> clusters = cluster(Albert().embed(["a cat", "a kitten", "the train", "a railway"]), k=2)
+    >>> clusters.labels.tolist()
+    [1, 1, 0, 0]
     """
     rows = np.ascontiguousarray(vectors, np.float32)
     if rows.ndim != 2 or not len(rows):

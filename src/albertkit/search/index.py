@@ -1,7 +1,7 @@
 """Search: texts in one SQLite file with their words and vectors, found by meaning, by words, or both.
 
 In: files or records and an embedder. Out: an index on disk, and hits. Every batch is one transaction: killed at any
-moment, the index keeps the batches that were finished. docs/results/benchmarks.md has the measurements behind this design.
+moment, the index keeps the batches that were finished. docs/results/benchmarks.md has measurements.
 """
 
 from __future__ import annotations
@@ -72,7 +72,17 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A found text."""
+    """A found text.
+
+    >>> from albertkit import Albert, Index, Record
+    >>> index = Index.create("notes.idx", Albert())
+    >>> index.add([Record("1", "The doctor is in."), Record("2", "The train was late.")])
+    2
+    >>> hit = index.search("where is a physician?", k=1)[0]
+    >>> hit.id, hit.text
+    ('1', 'The doctor is in.')
+    >>> index.close()
+    """
 
     id: str
     text: str
@@ -85,7 +95,16 @@ class SearchHit:
 
 
 class Index:
-    """An index on disk. Threads may share one; other processes may read while one writes."""
+    """An index on disk. Threads may share one; other processes may read while one writes.
+
+    >>> from albertkit import Albert, Index, Record
+    >>> index = Index.create("notes.idx", Albert())
+    >>> index.add([Record("1", "The doctor is in."), Record("2", "The train was late.")])
+    2
+    >>> index.search("where is a physician?", k=1, mode="vector")[0].text
+    'The doctor is in.'
+    >>> index.close()
+    """
 
     def __init__(self, path: Path, embedder: Embedder | None) -> None:
         self.path, self.embedder = path, embedder

@@ -32,7 +32,12 @@ RANGES = {
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """How to serve."""
+    """The settings of `serve`.
+
+    >>> from albertkit import ServeSettings
+    >>> ServeSettings(port=8000, workers=2).port
+    8000
+    """
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all networks.")
     port: int = setting(8080, "Port to listen on; 0 for a free one.")

@@ -52,8 +52,8 @@ def serve(
     models: folders, each FOLDER or NAME=FOLDER; none for the built-in models. indexes: files for /search. on_ready:
     called with the server's address.
 
+    >>> from albertkit import ServeSettings, serve
     >>> serve(["en=models/albert"], ServeSettings(port=8000), on_ready=print)  # doctest: +SKIP
-    http://127.0.0.1:8000
     """
     settings = settings or ServeSettings()
     configure_logging()

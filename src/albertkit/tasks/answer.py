@@ -33,7 +33,14 @@ _CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,][^\W\u4e0
 
 @dataclass(frozen=True)
 class AnswerResult(TaskResult):
-    """An answer: characters [start, end) of the context; an empty text means that there is none."""
+    """An answer: characters [start, end) of the context; an empty text means that there is none.
+
+    >>> from albertkit import AnswerResult
+    >>> context = "Ada Lovelace was born in London."
+    >>> answer = AnswerResult("London", 25, 31, score=7.1, probability=0.98)
+    >>> context[answer.start : answer.end] == answer.text
+    True
+    """
 
     text: str
     start: int

@@ -22,7 +22,12 @@ _BLANK = re.compile("_+")
 
 @dataclass(frozen=True)
 class ChoiceResult(TaskResult):
-    """The predicted choice: its number, its text, and the probability of every choice."""
+    """The predicted choice: its number, its text, and the probability of every choice.
+
+    >>> from albertkit import ChoiceResult
+    >>> ChoiceResult(index=0, text="By bus.", probabilities=(0.9, 0.1)).text
+    'By bus.'
+    """
 
     index: int
     text: str

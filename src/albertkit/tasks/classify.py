@@ -25,7 +25,12 @@ EVEN_ODDS = 0.5  # a class with a lower probability is more likely wrong than ri
 
 @dataclass(frozen=True)
 class Classification(TaskResult):
-    """The predicted label of a text."""
+    """The predicted label of a text.
+
+    >>> from albertkit import Classification
+    >>> Classification("praise", probability=0.97).label
+    'praise'
+    """
 
     label: str | tuple[str, ...] | float
     """The class, the classes, or the value."""

@@ -27,7 +27,12 @@ NAMED = "<named>"  # the value that the user's text contains
 
 @dataclass(frozen=True)
 class DialogueState(TaskResult):
-    """The state after a turn, and the requests of the turn."""
+    """The state after a turn, and the requests of the turn.
+
+    >>> from albertkit import DialogueState
+    >>> DialogueState(goal={"food": "thai"}, requests=frozenset({"phone"})).goal["food"]
+    'thai'
+    """
 
     goal: dict[str, str]
     """The value of each slot so far."""

@@ -31,7 +31,12 @@ class Example:
 
 @dataclass(frozen=True)
 class TextExample(Example):
-    """A text or a pair of texts with its label: a class, several classes, or a number."""
+    """A text or a pair of texts with its label: a class, several classes, or a number.
+
+    >>> from albertkit import TextExample
+    >>> TextExample("Great coffee machine!", label="praise").label
+    'praise'
+    """
 
     text: str
     pair: str | None = None
@@ -61,7 +66,16 @@ class Span:
 
 @dataclass(frozen=True)
 class TaggedExample(Example):
-    """A text, the characters of its words, and its entities, which begin and end with words."""
+    """A text, the characters of its words, and its entities, which begin and end with words.
+
+    >>> from albertkit import TaggedExample
+    >>> from albertkit.tasks.examples import Span
+    >>> text = "Ada lives in London"
+    >>> words = ((0, 3), (4, 9), (10, 12), (13, 19))
+    >>> example = TaggedExample(text, words, spans=(Span(0, 3, "PER"), Span(13, 19, "LOC")))
+    >>> [text[span.start : span.end] for span in example.spans]
+    ['Ada', 'London']
+    """
 
     text: str
     words: tuple[tuple[int, int], ...]
@@ -90,7 +104,13 @@ class TaggedExample(Example):
 
 @dataclass(frozen=True)
 class QuestionExample(Example):
-    """A question about a context."""
+    """A question about a context.
+
+    >>> from albertkit import QuestionExample
+    >>> example = QuestionExample("q1", "Who wrote it?", "Ada Lovelace wrote it.", answers=((0, "Ada Lovelace"),))
+    >>> example.answers[0][1]
+    'Ada Lovelace'
+    """
 
     id: str
     question: str
@@ -126,7 +146,13 @@ class QuestionExample(Example):
 
 @dataclass(frozen=True)
 class ChoiceExample(Example):
-    """A question about a context with several choices, of which one is correct."""
+    """A question about a context with several choices, of which one is correct.
+
+    >>> from albertkit import ChoiceExample
+    >>> example = ChoiceExample("Ann took the bus.", "How did Ann travel?", ("By bus.", "By car."), answer=0)
+    >>> example.choices[example.answer]
+    'By bus.'
+    """
 
     context: str
     question: str
@@ -154,7 +180,12 @@ class ChoiceExample(Example):
 
 @dataclass(frozen=True)
 class RewriteExample(Example):
-    """A text, and the text to generate from it: a summary, a question, a simpler sentence."""
+    """A text, and the text to generate from it: a summary, a question, a simpler sentence.
+
+    >>> from albertkit import RewriteExample
+    >>> RewriteExample(source="A long text about trains.", target="Trains.").target
+    'Trains.'
+    """
 
     source: str
     target: str | None = None
@@ -167,7 +198,13 @@ class RewriteExample(Example):
 
 @dataclass(frozen=True)
 class DialogueTurn(Example):
-    """One turn of a dialogue: the system's text, the user's reply, and the state after it."""
+    """One turn of a dialogue: the system's text, the user's reply, and the state after it.
+
+    >>> from albertkit import DialogueTurn
+    >>> turn = DialogueTurn("d1", 0, system="", user="Thai food, please.", state=(("food", "thai"),))
+    >>> dict(turn.state)["food"]
+    'thai'
+    """
 
     dialogue: str
     number: int

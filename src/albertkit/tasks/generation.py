@@ -25,7 +25,12 @@ MIN_SOURCE = 4  # tokens of a source
 
 @dataclass(frozen=True)
 class GeneratedText(TaskResult):
-    """A generated text."""
+    """A generated text.
+
+    >>> from albertkit import GeneratedText
+    >>> GeneratedText("A short summary.", score=-0.4, finished=True).text
+    'A short summary.'
+    """
 
     text: str
     score: float

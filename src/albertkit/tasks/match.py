@@ -22,7 +22,12 @@ CLASSES = ({"0", "1"}, {"no", "yes"}, {"false", "true"})
 
 @dataclass(frozen=True)
 class MatchResult(TaskResult):
-    """The similarity of two texts."""
+    """The similarity of two texts.
+
+    >>> from albertkit import MatchResult
+    >>> MatchResult(score=0.83).score
+    0.83
+    """
 
     score: float
     rank: int | None = None

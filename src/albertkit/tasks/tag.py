@@ -46,7 +46,12 @@ class Entity:
 
 @dataclass(frozen=True)
 class TagResult(TaskResult):
-    """The entities of a text, in order."""
+    """The entities of a text, in order.
+
+    >>> from albertkit import TagResult
+    >>> TagResult("Ada lives in London.", spans=()).text
+    'Ada lives in London.'
+    """
 
     text: str
     spans: tuple[Entity, ...]
@@ -54,7 +59,12 @@ class TagResult(TaskResult):
 
 @dataclass(frozen=True)
 class IntentResult(TaskResult):
-    """The intent of a text with its probability, and the slots."""
+    """The intent of a text with its probability, and the slots.
+
+    >>> from albertkit import IntentResult
+    >>> IntentResult("play_music", probability=0.99, spans=()).intent
+    'play_music'
+    """
 
     intent: str
     probability: float

@@ -47,7 +47,14 @@ class Encoding:
 
 
 class Tokenizer:
-    """Text to ids and back, for one vocabulary; threads may share it."""
+    """Text to ids and back, for one vocabulary; threads may share it.
+
+    >>> from albertkit import Albert
+    >>> tokenizer = Albert().tokenizer
+    >>> encoding = tokenizer.encode("a cat sat")
+    >>> tokenizer.decode(encoding.ids)
+    'a cat sat'
+    """
 
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary

@@ -75,9 +75,10 @@ def finetune(
     model: a folder or a name; the default is a built-in model. log: called with one line at a time.
     options: fields of `FinetuneSettings` (instead of `settings`) and `ReadOptions`, and options of the task, by name.
 
-    Example:
-
-        finetune("classify", "train.tsv", "dev.tsv", output="sentiment", epochs=3).metrics["accuracy"]
+    >>> from albertkit import Albert, finetune
+    >>> result = finetune("classify", "examples/messages.tsv", output="messages", freeze=True)
+    >>> Albert(result.model).classify("The best coffee machine I ever had!").label
+    'praise'
     """
     learning, reading, task_options = _split_options(task, options)
     settings = dataclasses.replace(settings or FinetuneSettings(), **learning)
@@ -287,7 +288,12 @@ def loop_settings(
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The metrics of a model on labelled examples."""
+    """The metrics of a model on labelled examples.
+
+    >>> from albertkit import EvaluationResult
+    >>> EvaluationResult(examples=200, metrics={"accuracy": 0.91}).metrics["accuracy"]
+    0.91
+    """
 
     examples: int
     metrics: dict[str, float]
@@ -304,9 +310,8 @@ def evaluate(
 ) -> EvaluationResult:
     """Measure a fine-tuned model on labelled examples: a file, or a list of `albertkit.tasks.examples`.
 
-    Example:
-
-        evaluate("sentiment", "test.tsv").metrics["accuracy"]
+    >>> from albertkit import evaluate
+    >>> evaluate("sentiment", "test.tsv").metrics["accuracy"]  # doctest: +SKIP
     """
     albert = model if isinstance(model, Albert) else Albert(model)
     task, options = albert.metadata.task, options or ReadOptions()

@@ -30,7 +30,12 @@ CHINESE_FONTS = (
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """How a fine-tuning ended."""
+    """How a fine-tuning ended.
+
+    >>> from albertkit import finetune
+    >>> result = finetune("classify", "train.tsv", "dev.tsv", output="sentiment")  # doctest: +SKIP
+    >>> result.metrics["accuracy"]  # doctest: +SKIP
+    """
 
     model: Path
     metrics: dict[str, float]
