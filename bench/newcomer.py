@@ -1,17 +1,12 @@
-"""A newcomer's path from README.md alone, timed: clone, first vector, first classifier, a served model that answers.
+"""A newcomer's walk through README.md alone, timed: clone, first vector, own classifier, explained, served.
 
-    python studies/newcomer.py                    # in a temporary folder, with environments of its own; needs a package
-    index
-    python studies/newcomer.py --python .venv     # with an environment that has everything: setting up is left out (a
-    rehearsal; nothing is kept)
-    python studies/newcomer.py --whole            # then the same classifier without --freeze, with torch, as README
-    says below its commands
-    python studies/newcomer.py --list             # the commands that would be typed
+    python bench/newcomer.py                    # in a temporary clone with its own environment; needs a package index
+    python bench/newcomer.py --python .venv     # with an existing environment: a rehearsal that records nothing
+    python bench/newcomer.py --list             # the commands, without running them
 
-The commands are the bash blocks under README's headings in `STAGES`, typed into one shell, in order; there is no second
-copy of them here. Only the clone is ours, since README begins in one. A line that starts with `albertkit serve` runs
-beside the others, as in another terminal, and its stage goes on when it answers. Out: seconds for each line and stage,
-and studies/results/newcomer.json.
+The commands are the bash blocks of README, typed into one shell in order; there is no second copy of them here. Only the
+clone is ours, since README starts in one. `albertkit serve` runs in the background and must answer before the next
+command. Out: a table of stages and seconds, bench/results/newcomer.json, and the sentence in docs/guides/install.md.
 """
 
 from __future__ import annotations
@@ -35,12 +30,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "studies" / "results" / "newcomer.json"
-STAGES = {
-    "first vector": "### The first vector",
-    "first classifier": "### A classifier of your own",
-    "served model": "### A server",
+RESULT = ROOT / "bench" / "results" / "newcomer.json"
+STAGES = {  # a stage is reached when the first command that starts so has ended
+    "first vector": "albertkit embed",
+    "own classifier": "albertkit classify",
+    "explained": "albertkit explain",
+    "served": "curl",
 }
+SENTENCES = {  # guide → its sentence about this walk
+    "docs/guides/install.md": "From a clone to the first vector it takes {first vector:.0f} s, to your own classifier {own classifier:.0f} s, to a served model {served:.0f} s, on {threads} cores of an {processor} (`bench/newcomer.py`, {date}).",
+    "docs/zh/guides/install.md": "从克隆开始，到第一个向量用时 {first vector:.0f} 秒，到自己的分类器 {own classifier:.0f} 秒，到部署好的模型 {served:.0f} 秒（{processor}，{threads} 核，`bench/newcomer.py`，{date}）。",
+}  # fmt: skip
+MARKS = re.compile(r"(<!-- newcomer: begin -->\n).*?(<!-- newcomer: end -->)", re.S)
 PATIENCE = 60.0  # seconds until a server must answer
 LIMIT = 1800.0  # seconds for one line
 DONE = "--newcomer-done--"
@@ -48,42 +49,20 @@ SET_UP = ("make ", ". ", "pip install")  # left out of a rehearsal
 TAIL = 4000
 
 
-def section(text: str, heading: str) -> str:
-    """What stands under a heading."""
-    return re.split(r"^#{2,3} ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1, flags=re.M)[0]
-
-
-def commands(text: str, heading: str) -> list[str]:
-    """The lines of the bash blocks under a heading of README, without comments."""
-    below = section(text, heading)
-    lines = [line for block in re.findall(r"^```bash\n(.*?)^```", below, re.S | re.M) for line in block.splitlines()]
-    found = [re.sub(r"\s+#.*$", "", line).strip() for line in lines]
-    return [line for line in found if line and not line.startswith("#")]
-
-
-def path(readme: Path) -> dict[str, list[str]]:
-    """The commands of every stage."""
-    text = readme.read_text(encoding="utf-8")
-    for heading in STAGES.values():
-        if f"\n{heading}\n" not in text:
-            raise SystemExit(f"{readme.name} has no heading {heading!r}; put it back, or name the new one in STAGES")
-    found = {stage: commands(text, heading) for stage, heading in STAGES.items()}
-    if empty := [stage for stage, lines in found.items() if not lines]:
-        raise SystemExit(f"{readme.name} has no command under {STAGES[empty[0]]!r}")
+def stages_of(readme: Path) -> dict[str, list[str]]:
+    """The commands of README's bash blocks, without comments, up to the end of each stage."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", readme.read_text(encoding="utf-8"), re.S | re.M)
+    lines = [re.sub(r"\s+#.*$", "", line).strip() for block in blocks for line in block.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    found: dict[str, list[str]] = {}
+    for stage, start in STAGES.items():
+        ends = [at for at, line in enumerate(lines) if line.startswith(start)]
+        if not ends:
+            raise SystemExit(
+                f"README has no command {start!r} after stage {list(found)[-1:]}. Add it, or change STAGES."
+            )
+        found[stage], lines = lines[: ends[0] + 1], lines[ends[0] + 1 :]
     return found
-
-
-def whole(readme: Path, lines: list[str]) -> list[str]:
-    """The classifier's commands for the whole model: what README's text says to install, and the same without
-    `--freeze`.
-    """
-    found = re.findall(
-        r"`(pip install [^`]+)`", section(readme.read_text(encoding="utf-8"), STAGES["first classifier"])
-    )
-    return [
-        *found,
-        *(re.sub(r"-o (\S+)", r"-o \1-whole", x.replace(" --freeze", "")) for x in lines if "--freeze" in x),
-    ]
 
 
 class Shell:
@@ -219,12 +198,11 @@ def main() -> None:
         "--python", type=Path, metavar="VENV", help="rehearse with this environment instead of a new one"
     )
     parser.add_argument("--uncommitted", action="store_true", help="bring what is not committed yet into the clone")
-    parser.add_argument("--whole", action="store_true", help="at the end, fine-tune the whole model too (needs torch)")
-    parser.add_argument("--list", action="store_true", help="say what would be typed")
+    parser.add_argument("--list", action="store_true", help="print the commands without running them")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     if args.list:
-        for stage, lines in path(ROOT / "README.md").items():
+        for stage, lines in stages_of(ROOT / "README.md").items():
             print(f"{stage}:", *lines, sep="\n  ")
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -233,9 +211,7 @@ def main() -> None:
         print(f"{cloned['seconds']:8.1f} s  == clone: {cloned['megabytes']} MB", flush=True)
         if args.python or args.uncommitted:
             overlay(folder)
-        stages = path(folder / "README.md")
-        if args.whole:
-            stages["whole model"] = whole(folder / "README.md", stages["first classifier"])
+        stages = stages_of(folder / "README.md")
         if args.python:
             stages = {stage: [x for x in lines if not x.startswith(SET_UP)] for stage, lines in stages.items()}
         shell = Shell(folder, environment(args.python))
@@ -258,11 +234,24 @@ def keep(out: Path, found: dict[str, Any], versions: dict[str, str]) -> None:
     for stage, about in found.items():
         total += about["seconds"]
         reached[stage] = round(total, 1)
-    whole = {"machine": machine(os.cpu_count() or 1), "versions": versions, "reached_seconds": reached, "stages": found}
+    about = machine(os.cpu_count() or 1)
+    whole = {"machine": about, "versions": versions, "reached_seconds": reached, "stages": found}
     waiting = out.with_suffix(".part")
     waiting.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     waiting.replace(out)
-    print("reached after:", ", ".join(f"{stage} {seconds:g} s" for stage, seconds in reached.items()))
+    print(f"\n{'stage':16}{'seconds':>9}{'since start':>13}")
+    for stage, seconds in reached.items():
+        print(f"{stage:16}{found[stage]['seconds']:9.1f}{seconds:13.1f}")
+    if out == RESULT:
+        write_sentences(whole)
+
+
+def write_sentences(whole: dict[str, Any]) -> None:
+    """The sentence of the install guides, in both languages."""
+    for name, sentence in SENTENCES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        said = sentence.format(**whole["reached_seconds"], **whole["machine"])
+        (ROOT / name).write_text(MARKS.sub(lambda m, said=said: f"{m[1]}{said}\n{m[2]}", text), encoding="utf-8")
 
 
 if __name__ == "__main__":
