@@ -32,7 +32,7 @@ bench: .venv-bench/all  ## every benchmark beside its peers, one report (about t
 docs: .venv/all  ## rewrite the generated parts of README and docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/dependencies.py
-	$(BIN)/python docs/tutorial/make.py
+	$(BIN)/python docs/tutorial.py
 
 notebooks: .venv/all  ## run the notebooks of examples/ and keep their pictures
 	cd examples && ../$(BIN)/jupyter-execute --inplace *.ipynb
