@@ -20,10 +20,10 @@ from playwright.sync_api import Browser, sync_playwright
 IMAGES = Path(__file__).parent / "images"
 PORT = 8497
 URL = f"http://127.0.0.1:{PORT}"
-DESKTOP, PHONE = {"width": 1200, "height": 780}, {"width": 390, "height": 780}
+DESKTOP, PHONE = {"width": 1180, "height": 1000}, {"width": 390, "height": 800}
 SHOTS = {  # picture → tab, window, device pixels per pixel, where to scroll
-    "page-compare": ("compare", DESKTOP, 1.5, None),
-    "page-explain": ("explain", DESKTOP, 1.5, ".result h3"),
+    "page-compare": ("compare", DESKTOP, 1.25, None),
+    "page-explain": ("explain", DESKTOP, 1.25, ".result h3"),
     "page-phone": ("compare", PHONE, 2, None),
 }
 COLOURS = 128
@@ -42,6 +42,11 @@ def start_server() -> subprocess.Popen[bytes]:
     raise SystemExit("the server did not start")
 
 
+def has_chinese_font() -> bool:
+    found = shutil.which("fc-list") and subprocess.run(["fc-list", ":lang=zh"], capture_output=True, check=True).stdout
+    return bool(found)
+
+
 def shoot(browser: Browser, name: str) -> Path:
     """Open a tab, wait until its example is computed, and write the picture with few colours."""
     tab, window, scale, below = SHOTS[name]
@@ -51,6 +56,8 @@ def shoot(browser: Browser, name: str) -> Path:
     page.locator(f"#panel-{tab} .result[aria-busy=false] > *").first.wait_for()
     if below is not None:
         page.locator(f"#panel-{tab} {below}").first.evaluate("node => node.scrollIntoView({ block: 'start' })")
+    if not has_chinese_font():
+        page.locator("#language").evaluate("node => { node.style.visibility = 'hidden' }")  # else two empty boxes
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     path = IMAGES / f"{name}.png"
@@ -60,6 +67,8 @@ def shoot(browser: Browser, name: str) -> Path:
 
 
 def main() -> None:
+    if not has_chinese_font():
+        print("no Chinese font: the button 中文 is hidden; install fonts-noto-cjk to show it")
     server = start_server()
     try:
         with sync_playwright() as playwright:
