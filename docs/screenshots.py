@@ -55,7 +55,9 @@ def shoot(browser: Browser, name: str) -> Path:
     page.goto(f"{URL}/#{tab}")
     page.locator(f"#panel-{tab} .result[aria-busy=false] > *").first.wait_for()
     if below is not None:
-        page.locator(f"#panel-{tab} {below}").first.evaluate("node => node.scrollIntoView({ block: 'start' })")
+        page.locator(f"#panel-{tab} {below}").first.evaluate(
+            "node => scrollBy(0, node.getBoundingClientRect().top - 16)"
+        )
     if not has_chinese_font():
         page.locator("#language").evaluate("node => { node.style.visibility = 'hidden' }")  # else two empty boxes
     page.wait_for_timeout(500)
