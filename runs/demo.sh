@@ -30,7 +30,7 @@ show "Search 16 notes by meaning and by words" \
 show "The score is the cosine of query and note" \
   albertkit search notes.idx "can I get my money back?" "my screen is black" -k 1
 show "A classifier, trained on 120 messages to a shop" \
-  albertkit finetune classify messages.tsv --dev messages-dev.tsv -o messages --freeze
+  albertkit finetune classify messages.tsv --dev messages-dev.tsv -o messages --freeze -m small
 show "Its predictions for new messages" \
   albertkit classify -m messages "Where is my parcel?" "The lid was cracked." "I want my money back."
 
