@@ -35,7 +35,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 
 from evaluate import named  # noqa: E402
 from teachers import WIDTH, open_teacher  # noqa: E402
-from texts import CHUNK, TextDecoder, draw_texts, held_out_sentences  # noqa: E402
+from texts import CHUNK, TextDecoder, draw_texts, held_out_sentences, read_excluded  # noqa: E402
 
 from albertkit.artifact import Artifact  # noqa: E402
 from albertkit.data.passages import Passages  # noqa: E402
@@ -136,7 +136,9 @@ def teacher_vectors(
 def prepare_texts(args: argparse.Namespace, folder: Path) -> None:
     """Texts to train on and held-out ones."""
     started, corpus = time.perf_counter(), Shards.open(args.shards)
-    passages = draw_texts(corpus, args.tatoeba, args.everyday, args.variants, args.seed)
+    passages = draw_texts(
+        corpus, args.tatoeba, args.everyday, args.variants, read_excluded(args.exclude), args.seed
+    )
     log(f"{len(passages):,} texts, {len(passages.ids):,} tokens, {time.perf_counter() - started:.0f} s")
     log("tokens of a text, deciles:", np.quantile(passages.lengths, np.linspace(0, 1, 11)).astype(int).tolist())
     passages.save(folder)
@@ -228,7 +230,8 @@ def main() -> None:
     parser.add_argument("--weights", default="", help="weights of the teachers, such as 1,1.5 [default: all 1]")
     parser.add_argument("--mixture", type=Path, help="mixture.npz of the run that the model comes from")
     parser.add_argument("--tatoeba", type=Path)
-    parser.add_argument("--everyday", type=int, default=800_000, help="sentences of the grammar")
+    parser.add_argument("--exclude", type=Path, help="keys of texts not to train on, from evaluate.py --keys")
+    parser.add_argument("--everyday", type=int, default=600_000, help="sentences of the grammar")
     parser.add_argument("--variants", type=int, default=10, help="variants of each sentence of Tatoeba")
     parser.add_argument("--held-out", type=int, default=1_024)
     parser.add_argument("--workers", type=int, default=1)
@@ -253,7 +256,7 @@ def main() -> None:
         prepare_targets(args, student.config.hidden_size, texts, device)
     settings = TrainSettings(
         minutes=args.minutes, optimizer="muon", learning_rate=args.learning_rate, warmup_ratio=0.02, device=str(device),
-        seed=args.seed, log_every=50, evaluations=args.evaluations, save_minutes=2.0, tensorboard=False,
+        seed=args.seed, log_every=50, evaluations=args.evaluations, save_minutes=2.0, tensorboard=False, compile="no",
     )  # fmt: skip
     goals = VectorDistillSettings(batch_tokens=args.batch_tokens, neighbor_share=0.5, shallow_share=0.5)
     task = HeldOutDistillTask(student, texts, settings, goals, [name for name, _ in args.teacher])

@@ -3,21 +3,25 @@
 #   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh texts     # unpacks shards and draws texts; needs no GPU
 #   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh train     # unpacks teachers, computes targets and trains
 #   OUT=.cache/zh studies/small-zh/distill.sh pack FOLDER                     # the last checkpoint in float16, logs and mixture
-# The first folder of PARTS is what carry_shards.py wrote, with Tatoeba's cmn.txt; all may contain parts of teachers.tar.gz.
+# The first folder of PARTS is what carry_shards.py wrote, with Tatoeba's cmn.txt and excluded.txt of evaluate.py --keys; all may contain parts of teachers.tar.gz.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 python="${PYTHON:-python}"
 out="${OUT:-.cache/zh}"
 export PYTHONPATH="$here/../../src"
 mkdir -p "$out"
+<<<<<<< HEAD
 options=("$out/shards" -o "$out/run" --model "${MODEL:-$here/../../src/albertkit/models/small-zh}" --tatoeba "$out/cmn.txt" --everyday "${EVERYDAY:-800000}"
+=======
+options=("$out/shards" -o "$out/run" --model "${MODEL:-$here/model}" --tatoeba "$out/cmn.txt" --exclude "$out/excluded.txt" --everyday "${EVERYDAY:-600000}"
+>>>>>>> 7996888 (Texts that small-zh is measured on are excluded from its training texts)
   --held-out "${HELD_OUT:-1024}" --minutes "${MINUTES:-19}" --workers "${WORKERS:-12}" --batch-tokens "${BATCH_TOKENS:-131072}")
 [ -z "${MIXTURE:-}" ] || options+=(--mixture "$MIXTURE")
 
 draw_texts() {
   first="${PARTS%% *}"
   [ -f "$out/shards/manifest.json" ] || "$python" "$here/carry_shards.py" unpack "$first" "$out/shards"
-  cp "$first/cmn.txt" "$out/cmn.txt"
+  cp "$first/cmn.txt" "$first/excluded.txt" "$out"
   "$python" "$here/distill.py" "${options[@]}" --only-texts
 }
 

@@ -96,6 +96,19 @@ def tasks(data: Path, limit: int | None) -> dict[str, Score]:
     }
 
 
+def write_keys(data: Path, file: Path) -> None:
+    """The keys of all sentences and questions that are measured on, so that no text of our own equals one."""
+    from texts import text_key
+
+    tables = ("zh-pairs/stsb-zh/dev.txt", "zh-pairs/stsb-zh/train.txt", "zh-pairs/oppo-xiaobu/dev.txt", "afqmc/dev.txt",
+              "afqmc/train.txt", "zh-pairs/paws-x-zh/dev_2k.tsv", "chnsenticorp/dev.tsv", "chnsenticorp/train.tsv")  # fmt: skip
+    texts = {cell for table in tables for line in (data / table).read_text(encoding="utf-8").splitlines()
+             for cell in line.split("\t")}  # fmt: skip
+    articles = json.loads((data / "cmrc2018/cmrc2018_trial.json").read_text(encoding="utf-8"))["data"]
+    texts |= {qa["question"] for article in articles for part in article["paragraphs"] for qa in part["qas"]}
+    file.write_text("\n".join(sorted(set(map(text_key, texts)))) + "\n", encoding="ascii")
+
+
 def print_table(result: dict[str, dict[str, float]]) -> None:
     """A Markdown table: one row per encoder."""
     names = list(dict.fromkeys(name for scores in result.values() for name in scores))
@@ -143,7 +156,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, help="cut the vectors of models to this width")
     parser.add_argument("--limit", type=int, help="this many examples of each task, for a quick look")
     parser.add_argument("--out", type=Path, help="JSON file for the results; existing ones of other encoders are kept")
+    parser.add_argument("--keys", type=Path, help="only write the keys of all texts here, for distill.py --exclude")
     args = parser.parse_args()
+    if args.keys:
+        write_keys(args.data, args.keys)
+        return
     depths = [int(depth) for depth in args.depths.split(",")]
     encoders: dict[str, Callable[[], Embed]] = {}
     for name, folder in args.model:

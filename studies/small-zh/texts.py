@@ -6,6 +6,7 @@ Tokens are normalised (simplified characters, ASCII punctuation), so `TextDecode
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import sys
@@ -60,6 +61,19 @@ def sentences(corpus: Shards, split: str) -> Iterator[tuple[np.ndarray, np.ndarr
             yield ids[first : some[-1]], some - first
 
 
+# Texts that are measured on ---------------------------------------------------------------------------------------
+
+
+def text_key(text: str) -> str:
+    """A hash of the letters, digits and ideographs of a text."""
+    return hashlib.blake2b("".join(re.findall(r"\w", text.lower())).encode(), digest_size=6).hexdigest()
+
+
+def read_excluded(file: Path | None) -> frozenset[str]:
+    """The keys of texts that are not trained on, one per line; `evaluate.py --keys` writes them."""
+    return frozenset(file.read_text(encoding="ascii").split()) if file else frozenset()
+
+
 # Texts of our own ------------------------------------------------------------------------------------------------
 
 
@@ -95,15 +109,23 @@ def read_tatoeba(file: Path) -> list[str]:
 # Passages --------------------------------------------------------------------------------------------------------
 
 
-def draw_texts(corpus: Shards, tatoeba: Path | None, everyday: int, variants: int, seed: int = 0) -> Passages:
-    """Sentences, passages, phrases, questions, openings of documents, words; Tatoeba and its variants; the grammar."""
+def draw_texts(
+    corpus: Shards, tatoeba: Path | None, everyday: int, variants: int, excluded: frozenset[str], seed: int = 0
+) -> Passages:
+    """Sentences, passages, phrases, questions, openings of documents, words; Tatoeba and its variants; the grammar.
+
+    excluded: keys of texts (`text_key`) that Tatoeba, the variants and the grammar must not contribute.
+    """
     tokenizer = corpus.tokenizer()
+    decoder = TextDecoder(tokenizer)
     more = [list(row) for row in tokenizer.ids_batch(everyday_texts(everyday, tokenizer, seed))]
     if tatoeba is not None:
         rows = [list(row) for row in tokenizer.ids_batch(read_tatoeba(tatoeba)) if len(row)]
         more += rows + token_variants(rows, tokenizer, variants, seed)
     shares = PassageShares(longest=MAX_TOKENS, phrases=0.3)
     more = [row for row in more if 0 < len(row) <= MAX_TOKENS]
+    texts = decoder.decode(np.concatenate([np.asarray(row) for row in more]), np.cumsum([len(row) for row in more]))
+    more = [row for row, text in zip(more, texts, strict=True) if text_key(text) not in excluded]
     return draw_passages(corpus.split("train"), tokenizer.id_of("?"), shares, seed, more)
 
 
