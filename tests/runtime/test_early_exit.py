@@ -527,7 +527,7 @@ def test_the_command_line(folder, tmp_path):
     (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     said = run.invoke(app, ["calibrate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--exit-depths", "1,2,4"])
     assert said.exit_code == 0 and "90 held-out texts, compared with depth 5" in said.stdout, said.output
-    assert "--early-exit 99.5%  is not possible" in said.stdout
+    assert "--early-exit 99.5%  is not available" in said.stdout
     said = run.invoke(app, ["classify", "-m", str(tmp_path / "model"), "cat", "--early-exit", "entropy:1", "--json"])
     assert json.loads(said.stdout)["depth"] == 1
     assert said.stderr == "1.00 layers per text on average, 5.00 × fewer than 5\n"

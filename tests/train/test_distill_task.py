@@ -351,9 +351,9 @@ def test_command_distills_from_bert_and_classifier(words, tmp_path):
     assert done.exit_code == 0, done.output
     assert read_artifact(tmp_path / "c").metadata.labels == read_artifact(model).metadata.labels
     for wrong, why in (
-        ([*base, "--what", "logits", "--widths", "8", "-o", str(tmp_path / "d")], "from a corpus folder alone"),
+        ([*base, "--what", "logits", "--widths", "8", "-o", str(tmp_path / "d")], "and a corpus folder. Omit"),
         ([*base[:3], "-o", str(tmp_path / "d"), *quickly], "The student is either"),
-        (["distill", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "d")], "a teacher comes before the data"),
+        (["distill", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "d")], "distill needs a teacher and data"),
         ([*base, "--model", str(model), "-o", str(tmp_path / "d")], "Pass one of them"),
     ):
         refused = run.invoke(app, wrong)

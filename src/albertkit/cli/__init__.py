@@ -1,4 +1,4 @@
-"""The command line: one file per group of commands; the only package that prints."""
+"""The command line: one module per group of commands. No other package prints."""
 
 from __future__ import annotations
 

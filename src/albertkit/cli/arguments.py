@@ -1,7 +1,7 @@
-"""Options that commands share, and options made from the fields of a settings dataclass.
+"""Options that commands share, and options generated from the fields of a settings dataclass.
 
-In: click decorators above a command. Out: objects, which the command receives instead of single arguments: `TextInput`,
-`ModelOptions`, settings dataclasses. Frequent options come first in `--help`, others under headings at the end.
+In: click decorators on a command. Out: objects that the command receives instead of single arguments: `TextInput`,
+`ModelOptions`, settings dataclasses. `--help` lists frequent options first and the others under headings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from albertkit.tokenizer import Tokenizer
 
 Function = Callable[..., Any]
-OptionValue = Any  # what click has parsed and checked: a str, number, bool, Path, a tuple of these, or None
+OptionValue = Any  # a value parsed and checked by click: a str, number, bool, Path, a tuple of these, or None
 PATH = click.Path(path_type=Path)
 DEFAULT_MODEL = "[default: the built-in English model]"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Option(click.Option):
-    """An option that `--help` may list under a heading of its own; defaults are shown, but not those of flags."""
+    """An option that `--help` lists under `heading`, with its default unless it is a flag."""
 
     def __init__(self, *args: Any, heading: str = "Options", **attributes: OptionValue) -> None:
         default = attributes.get("default")
@@ -72,7 +72,7 @@ def add_options(function: Function, *decorators: Callable[[Function], Function])
 
 
 def gather(function: Function, **kinds: type) -> Function:
-    """A command that receives the fields of each dataclass as one object, by the name given."""
+    """A command that receives the fields of each dataclass as one object; the keyword is its argument name."""
 
     @functools.wraps(function)
     def run(**values: OptionValue) -> None:
@@ -87,9 +87,9 @@ def gather(function: Function, **kinds: type) -> Function:
 def settings_options(
     heading: str | None = None, environment: str = "", **kinds: type
 ) -> Callable[[Function], Function]:
-    """One option per documented field of some dataclasses, which the command receives by the names given.
+    """Add one option per documented field of each dataclass; the keyword is the command's argument name.
 
-    heading: of all these options. environment: prefix of a variable for each option.
+    heading: heading of all these options. environment: prefix of each option's environment variable.
     """
 
     def setting_option(field: dataclasses.Field[Any]) -> Callable[[Function], Function]:
@@ -139,7 +139,7 @@ class TextInput:
         return iter(self.texts) if self.texts else read_texts(self._path(), self.text_column)
 
     def lines(self) -> Iterator[str]:
-        """Each text as it stands, blank lines too."""
+        """Each text unchanged, including blank lines."""
         from albertkit.text_reader import find_text_files, read_lines
 
         if self.texts or self.text_column is not None:
@@ -148,7 +148,7 @@ class TextInput:
 
     def _path(self) -> Path | str:
         if self.file is None and sys.stdin.isatty():
-            raise AlbertkitError("No text was passed. Write it after the command, name a --file, or pipe it in.")
+            raise AlbertkitError("No text was passed. Pass texts as arguments, name a --file, or pipe texts to stdin.")
         return self.file or "-"
 
 
@@ -162,15 +162,17 @@ def text_input(function: Function) -> Function:
 def read_whole(file: Path | None) -> str:
     """The text of a file, or all of stdin."""
     if file is None and sys.stdin.isatty():
-        raise AlbertkitError("No text was passed. Name its file, or pipe it in.")
+        raise AlbertkitError("No text was passed. Name a file, or pipe the text to stdin.")
     try:
         return file.read_text("utf-8") if file else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
-        raise AlbertkitError(f"{file or 'stdin'} cannot be read as UTF-8 text: {error}") from None
+        raise AlbertkitError(
+            f"{file or 'stdin'} cannot be read as UTF-8 text: {error}. Pass a readable UTF-8 file."
+        ) from None
 
 
 def read_file(path: Path | None) -> list[str] | None:
-    """The texts of a file that may be named."""
+    """The texts of a file, or None without a file."""
     from albertkit.text_reader import read_texts
 
     return None if path is None else list(read_texts(path))
@@ -207,8 +209,8 @@ def model_options(required: bool = False, early_exit: bool = False) -> Callable[
     default = "" if required else f"  {DEFAULT_MODEL}"
     exit_option = option(
         "--early-exit",
-        help="Stop when confident: 99% agrees with the full depth on 99 % of texts (see calibrate);"
-        " or a rule such as entropy:0.1, cosine:0.99.",
+        help="Exit when confident: 99% means agreement with the full depth on 99 % of texts (see calibrate)."
+        " A rule such as entropy:0.1 or cosine:0.99 also works.",
     )
     options = (
         option("-m", "--model", required=required, help=f"Model folder or name.{default}"),
@@ -225,7 +227,7 @@ bulk_option = functools.partial(option, heading="Many files (TEXTS are files, pa
 
 @dataclasses.dataclass(frozen=True)
 class BulkInput:
-    """The options of bulk work: many files in, a folder of numbered output files out."""
+    """The options of bulk processing: many input files, and an output folder of numbered files."""
 
     engine: str | None
     workers: int | None
@@ -236,19 +238,19 @@ class BulkInput:
     def run(
         self, task: str, texts: TextInput, model: ModelOptions, output: Path | None, options: dict[str, Any]
     ) -> bool:
-        """Do the work and print its summary if an engine was named; False where it was not."""
+        """Process the files and print a summary. Without --engine, do nothing and return False."""
         if self.engine is None:
             for name in ("workers", "address"):
                 if getattr(self, name) is not None:
-                    raise AlbertkitError(f"--{name} is an option of bulk work. Add --engine local or --engine ray.")
+                    raise AlbertkitError(f"--{name} needs --engine. Add --engine local or --engine ray.")
             return False
         if not texts.texts or output is None:
             raise AlbertkitError(
-                f"--engine {self.engine} reads the files named as TEXTS and writes a folder. "
-                "Name input files after the command and an output folder with -o, without --file."
+                f"--engine {self.engine} needs input files as TEXTS and an output folder. "
+                "Pass the files as arguments instead of --file, and name the folder with -o."
             )
         if self.address is not None and self.engine != "ray":
-            raise AlbertkitError(f"--address {self.address} is an option of --engine ray. Add it, or omit the address.")
+            raise AlbertkitError(f"--address {self.address} needs --engine ray. Pass this engine, or omit --address.")
         need("pyarrow", "ray" if self.engine == "ray" else "parquet", f"--engine {self.engine}")
         from albertkit.bulk.bulk_run import BulkOptions, bulk
         from albertkit.bulk.engines import run_local, run_ray
@@ -266,7 +268,7 @@ class BulkInput:
         engine = functools.partial(run_ray, address=self.address) if self.engine == "ray" else run_local
         workers = self.workers or worker_count(None)
         try:
-            # Ray reports what happened to a worker on stdout.
+            # Ray writes worker messages to stdout.
             with redirect_stdout(sys.stderr), stage_progress_bar() as progress:
                 summary = bulk(task, texts.texts, str(output), work, engine=engine, workers=workers, progress=progress)
         except KeyboardInterrupt:
@@ -276,16 +278,16 @@ class BulkInput:
 
 
 def bulk_options(function: Function) -> Function:
-    """Add the options of bulk work; the command receives them as `bulk: BulkInput`."""
+    """Add the options of bulk processing; the command receives them as `bulk: BulkInput`."""
     return add_options(
         gather(function, bulk=BulkInput),
-        bulk_option("--engine", type=click.Choice(["local", "ray"]), help="Local processes, or a Ray cluster."),
-        bulk_option("--workers", type=click.IntRange(1, 100_000), help="Processes  [default: one per core]"),
+        bulk_option("--engine", type=click.Choice(["local", "ray"]), help="Use local processes or a Ray cluster."),
+        bulk_option("--workers", type=click.IntRange(1, 100_000), help="Worker processes  [default: one per core]"),
         bulk_option(
-            "--part-rows", type=click.IntRange(1, 10_000_000), default=50_000, help="Most rows per output file."
+            "--part-rows", type=click.IntRange(1, 10_000_000), default=50_000, help="Maximum rows per output file."
         ),
-        bulk_option("--skip-bad", is_flag=True, help="Give rows without a text no result instead of stopping."),
-        bulk_option("--address", help="With --engine ray: a running cluster, such as auto or HEAD:6379."),
+        bulk_option("--skip-bad", is_flag=True, help="Leave the result of a row without text empty; do not stop."),
+        bulk_option("--address", help="With --engine ray: address of a running cluster, such as auto or HEAD:6379."),
     )
 
 

@@ -1,6 +1,6 @@
 """Commands that make a model smaller: quantize, prune, static.
 
-In: arguments. Out: calls of `compress/`, and of `train/` where a compressed model is trained again, printed.
+In: arguments. Out: printed results of `compress/`, and of `train/` when a compressed model is trained again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from albertkit.compress.quantize import QuantizeResult
     from albertkit.train.distill_data import DistillData
 
-file_option = cli.path_option("-f", "--file", help="Some hundred typical texts, one per line.")
+file_option = cli.path_option("-f", "--file", help="A few hundred typical texts, one per line.")
 
 
 def parse_amount(text: str) -> int | float:
@@ -36,13 +36,13 @@ def parse_amount(text: str) -> int | float:
         return int(text) if text.isdigit() else float(Fraction(text))
     except (ValueError, ZeroDivisionError):
         raise click.BadParameter(
-            f"{text!r} is neither a number to keep, such as 8, nor a share, such as 0.5, 50% or 2/3"
+            f"{text!r} is neither a count nor a share. Pass a count such as 8, or a share such as 0.5, 50% or 2/3."
         ) from None
 
 
 @dataclass(frozen=True)
 class TrainingInput:
-    """Examples and settings of the training of a compressed model."""
+    """Examples and settings for training a compressed model."""
 
     train: Path | None
     dev: Path | None
@@ -54,11 +54,11 @@ class TrainingInput:
             need("torch", "train", "training")
         elif self.settings != RecoverySettings() or self.dev is not None:
             raise AlbertkitError(
-                "Settings of a training were passed without --train. Name the examples to train on with it."
+                "Training options were passed without --train. Name the training examples with --train."
             )
 
     def read(self, model: Artifact) -> DistillData:
-        """The examples, as the task of a model reads them."""
+        """The examples in the format of the model's task."""
         from albertkit.train.distill_data import read_training_data
 
         assert self.train is not None
@@ -66,7 +66,7 @@ class TrainingInput:
 
 
 def training_options(function: cli.Function) -> cli.Function:
-    """Add --train and the options of the training behind it; the command receives `training: TrainingInput`."""
+    """Add --train and its options; the command receives them as `training: TrainingInput`."""
     heading = "Training (--train)"
     return cli.add_options(
         cli.gather(function, training=TrainingInput),
@@ -77,7 +77,7 @@ def training_options(function: cli.Function) -> cli.Function:
 
 
 def run_folder(output: Path) -> Path:
-    """Where a training keeps its checkpoints, beside what it makes."""
+    """The folder of training checkpoints, next to the output."""
     output = output.absolute()
     return output.with_name(f"{output.name}.run")
 
@@ -91,7 +91,7 @@ def run_folder(output: Path) -> Path:
 @cli.option(
     "--tolerance",
     type=click.FloatRange(min=0),
-    help="Most that --check may lose  [default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks]",
+    help="Largest loss that --check allows  [default: 0.01 of the task's score, 0.02 of cosine, 0.1 of MLM agreement]",
 )
 @training_options
 @cli.force_option
@@ -99,18 +99,18 @@ def run_folder(output: Path) -> Path:
 def quantize(
     source: Path, output: Path, bits: str, training: TrainingInput, as_json: bool, **values: cli.OptionValue
 ) -> None:
-    """Write SOURCE with its weights in 8 or 4 bits to OUTPUT, and compare the two.
+    """Quantize the weights of SOURCE to 8 or 4 bits, write the model to OUTPUT and compare the two.
 
-    Weights are rounded so that errors cancel on text like that of --file. Without --file, the model generates its own,
-    or reads plain English sentences if it cannot fill masks. Your own texts are better.
+    Rounding is calibrated on the texts of --file. Without --file, an MLM generates texts, and other models use
+    built-in English sentences. Texts from your domain give better results.
 
-    With --check, both are measured before anything is written: by the task's score on labelled examples; without a
-    task, on a file with one text per line, by the cosine of their vectors or the agreement of their MLM predictions. A
-    loss above --tolerance is refused with the numbers. Works without torch.
+    With --check, both models are evaluated before OUTPUT is written. A task model is scored on labelled examples.
+    For other models, pass a file with one text per line: vectors are compared by cosine, MLM predictions by agreement.
+    If the loss is above --tolerance, the command reports the scores and writes nothing.
 
-    With --train, the model is trained while it computes with rounded weights and inputs, with SOURCE as its teacher
-    (quantization-aware training). It pays at 4 bits. Needs torch. OUTPUT.run has the checkpoints; rerun the command to
-    resume.
+    With --train, the model is trained with quantized weights and inputs, and SOURCE is its teacher
+    (quantization-aware training). This helps mainly at 4 bits. Only --train needs torch. Checkpoints are in OUTPUT.run;
+    rerun the command to resume.
     """
     from albertkit.artifact import read_metadata
     from albertkit.compress.quantize import QualityLimit, open_float_model
@@ -119,7 +119,7 @@ def quantize(
 
     check, tolerance, force = (values[name] for name in ("check", "tolerance", "force"))
     if check is None and tolerance is not None:
-        raise AlbertkitError("--tolerance says what --check may lose. Name examples with --check.")
+        raise AlbertkitError("--tolerance was passed without --check. Name examples with --check, or omit --tolerance.")
     check_new_folder(output, force)  # before an hour is spent on it
     limit = trained = None
     if check is not None:
@@ -142,11 +142,11 @@ def quantize(
         *([] if report.check is None else [str(report.check)]),
     )
     if not as_json and "early_exit" in read_metadata(output)[0].details:
-        note(f"early exit was calibrated for the float model; calibrate again:  albertkit calibrate {output} DEV")
+        note(f"early exit was calibrated for the float model. Calibrate again:  albertkit calibrate {output} DEV")
 
 
 def format_agreement(report: PruneResult | QuantizeResult) -> str:
-    """Cosines, and the kind of text they were measured on if the user passed none."""
+    """The cosines, and the kind of text they were measured on if no --file was passed."""
     cosines = f"cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
     if report.text_kind == "texts":
         return f": {cosines}"
@@ -158,8 +158,8 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
 @cli.output_argument
 @cli.option("--heads", type=parse_amount, metavar="N|SHARE", help="Attention heads to keep, as a number or a share.")
 @cli.option("--ffn", type=parse_amount, metavar="N|SHARE", help="Feed-forward columns to keep, as a number or a share.")
-@cli.option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
-@cli.path_option("--vocabulary", help="Keep the tokens that the texts of this file use.")
+@cli.option("--layers", type=click.IntRange(min=1), help="Number of layers to keep, from the first.")
+@cli.path_option("--vocabulary", help="Keep only the tokens that occur in this file.")
 @file_option
 @cli.option("--fit/--no-fit", default=True, help="Fit the remaining weights to the full layer's output  [default: fit]")
 @training_options
@@ -168,18 +168,18 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
 def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **values: cli.OptionValue) -> None:
     """Remove heads, feed-forward columns, layers or vocabulary from SOURCE and write the rest to OUTPUT.
 
-    Matrices become smaller, so the model becomes faster, and stays an ordinary model for every command. The importance
-    of a head or column is measured on --file (without it, on generated text), summed over all uses of the shared layer.
+    The matrices become smaller, so the model is faster. It works with every command. The importance of a head or
+    column is measured on --file, or on generated text, and summed over all uses of the shared layer.
 
     \b
-    --ffn 1/2 --heads 2/3        half of the columns, two thirds of the heads
-    --vocabulary domain.txt      the same vectors for such texts, with a smaller embedding table
-    --layers 6                   the first six; for a model that was trained for it, or before training
-    --train train.tsv            train it again, with SOURCE as its teacher
+    --ffn 1/2 --heads 2/3        keep half of the columns and two thirds of the heads
+    --vocabulary domain.txt      smaller embedding table; the same vectors for texts with these tokens
+    --layers 6                   keep six layers of an elastic model, or train afterwards
+    --train train.tsv            train the pruned model with SOURCE as its teacher
 
-    With --train, the pruned model is trained on SOURCE's logits and hidden states, and on the labels of the examples;
-    a model without a task on vectors and hidden states, from a file with one text per line. Needs torch.
-    OUTPUT.run has the checkpoints; rerun the command to resume. Quantize afterwards.
+    With --train, a task model is trained on the labels and on SOURCE's logits and hidden states. Other models are
+    trained on vectors and hidden states, from a file with one text per line. Training needs torch. Checkpoints are in
+    OUTPUT.run; rerun the command to resume. Quantize after pruning.
     """
     from albertkit.compress.prune import PruneSettings
     from albertkit.compress.prune import prune as run
@@ -228,10 +228,11 @@ def describe_pruned(output: Path, report: PruneResult) -> list[str]:
 @cli.force_option
 @cli.json_option
 def static(source: Path, output: Path, file: Path | None, dim: int | None, force: bool, as_json: bool) -> None:
-    """Distil SOURCE into a table with one vector per token, for vectors in microseconds.
+    """Distil SOURCE into a table with one vector per token, to embed texts in microseconds.
 
-    The result works with embed, similar, index, search and cluster; commands that need layers (fill, finetune) refuse
-    it. Word order and context are lost. `albertkit quantize OUTPUT SMALLER` makes the table four times smaller.
+    The result works with embed, similar, index, search and cluster, but not with commands that need layers, such as
+    fill and finetune. Word order and context are lost. `albertkit quantize OUTPUT SMALLER` makes the table four times
+    smaller.
     """
     from albertkit.compress.static_model import make_static_model
 
@@ -240,7 +241,7 @@ def static(source: Path, output: Path, file: Path | None, dim: int | None, force
         as_json,
         report,
         f"{output}: {report.tokens:,} tokens, {report.dim} dimensions, {format_megabytes(report.bytes)}",
-        f"  the kept directions have {report.explained_variance:.1%} of the variance",
+        f"  explained variance {report.explained_variance:.1%}",
     )
     if not as_json and not report.has_frequencies:
-        note("token frequencies are unknown, so all tokens weigh the same; pass --file for better vectors")
+        note("token frequencies are unknown, so all tokens have the same weight. Pass --file for better vectors.")

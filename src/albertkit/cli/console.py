@@ -1,4 +1,4 @@
-"""What commands print: JSON lines, aligned tables, notes, progress bars.
+"""Output of commands: JSON lines, aligned tables, notes, progress bars.
 
 In: results. Out: text on stdout, notes and progress on stderr. Colour and progress bars appear on a terminal only;
 click removes the colour in a pipe. Wide characters count as two columns.
@@ -21,7 +21,7 @@ JsonValue = Any  # a dict, list, str, number, bool or None
 
 
 def to_json(value: object) -> JsonValue:
-    """A result as plain lists and dicts; the depth at which an early exit happened is included."""
+    """A result as plain lists and dicts, including the depth of an early exit."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         depth = getattr(value, "depth", None)
@@ -41,7 +41,7 @@ def print_json(value: object, indent: int | None = None) -> None:
 
 
 def print_result(as_json: bool, value: object, *lines: str) -> None:
-    """A result as JSON, or as lines for people."""
+    """Print a result as JSON or as readable lines."""
     if as_json:
         print_json(value)
         return
@@ -55,7 +55,7 @@ def display_width(text: str) -> int:
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """A text filled with spaces to a display width."""
+    """A text padded with spaces to a display width."""
     spaces = " " * (width - display_width(text))
     return spaces + text if right else text + spaces
 
@@ -108,14 +108,14 @@ def note(text: str) -> None:
 
 
 def log(text: str) -> None:
-    """A line on stderr that does not disturb a progress bar."""
+    """A line on stderr, printed above a progress bar."""
     from tqdm import tqdm
 
     tqdm.write(text, file=sys.stderr)
 
 
 def show_status(text: str) -> None:
-    """What a long step is doing: one line on stderr that the next one replaces, on a terminal only."""
+    """The status of a long step: one line on stderr that the next status replaces, on a terminal only."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
@@ -130,7 +130,7 @@ def track_progress(items: Iterable[T], unit: str) -> Iterable[T]:
 
 @contextmanager
 def stage_progress_bar(unit: str = "") -> Iterator[Callable[..., None]]:
-    """A function (stage, done, total, tokens=0) behind a progress bar that starts again with each stage."""
+    """A function (stage, done, total, tokens=0) that updates a progress bar; each stage restarts the bar."""
     from tqdm import tqdm
 
     bar = tqdm(unit=unit, unit_scale=True, disable=not sys.stderr.isatty(), leave=False)

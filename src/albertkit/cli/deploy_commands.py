@@ -1,6 +1,6 @@
-"""Commands of deployment: plan, convert, export, serve.
+"""Deployment commands: plan, convert, export, serve.
 
-In: arguments. Out: calls of `compress/`, `interop/` and `serve/`, printed.
+In: arguments. Out: printed results of `compress/`, `interop/` and `serve/`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Quantity(click.ParamType):
         except (ValueError, KeyError):
             number = 0.0
         if not 0 < number < 1e18:
-            self.fail(f"{value!r} is not a number above 0 with one of the units {', '.join(self.units)}")
+            self.fail(f"{value!r} is not a number above 0 with a unit. Use one of these units: {', '.join(self.units)}")
         return number
 
 
@@ -59,37 +59,37 @@ SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
 
 @cli.command("albertkit plan my-albert/ --latency 20ms --memory 64MB -f texts.txt")
 @click.argument("shape", default="base")
-@cli.option("--latency", type=DURATION, help="Find models that process one text within this time, such as 20ms.")
-@cli.option("--memory", type=SIZE, help="Find models that add at most this much memory to a process, such as 64MB.")
-@cli.path_option("-f", "--file", help="Typical texts, one per line: their usual length, and vectors to compare.")
+@cli.option("--latency", type=DURATION, help="Maximum time for one text, such as 20ms.")
+@cli.option("--memory", type=SIZE, help="Maximum memory that the model adds to a process, such as 64MB.")
+@cli.path_option("-f", "--file", help="Typical texts, one per line, to measure text length and vector quality.")
 @cli.path_option("--check", help="Labelled examples, to measure the quality of a fine-tuned model.")
-@cli.option("--length", type=int, help="Tokens per text  [default: 128, or the most that SHAPE reads]")
-@cli.option("--batch-size", default=32, help="Texts per batch, for the memory of a shape.")
+@cli.option("--length", type=int, help="Tokens per text  [default: 128, or SHAPE's maximum length if shorter]")
+@cli.option("--batch-size", default=32, help="Texts per batch, to compute the memory of a shape.")
 @config_option
 @cli.option("--count", default=6, type=click.IntRange(1, 50), help="Candidates to measure.")
 @cli.threads_option
 @cli.json_option
 def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: cli.OptionValue) -> None:
-    """Show what a SHAPE costs; with a limit, find what fits this machine.
+    """Show the cost of SHAPE, or find models that meet a latency or memory limit on this machine.
 
     SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1), a
     model folder, a config in a .json file, or small-pretrained, the built-in model with weights. Without --latency and
-    --memory: parameters, operations, bytes.
+    --memory, the command prints parameters, operations and bytes.
 
-    With a limit, the machine is measured for some seconds. Variants that are predicted to fit (shapes, bits, depths;
-    for a folder also pruned ones and a static table) are built and measured, each in a process of its own. No other one
-    is better than those marked *. For a folder, the quality is measured too: on --check if there is one, else as the
-    cosine with the full model's vectors.
+    With a limit, the command measures the machine for a few seconds. Then it builds variants that are predicted to fit,
+    and measures each in a separate process. Variants differ in shape, bits and depth; those of a folder may also be
+    pruned, or a static table. Variants marked * are Pareto-optimal. For a folder, quality is measured too: on --check,
+    or as the cosine with the full model's vectors.
     """
     options = limits.pop("options")
     if limits["latency"] is None and limits["memory"] is None:
         for name in ("file", "check", "threads"):
             if limits[name] is not None:
-                raise AlbertkitError(f"--{name} was passed without a limit to plan for. Add --latency or --memory.")
+                raise AlbertkitError(f"--{name} was passed without a limit. Add --latency or --memory.")
         print_cost(shape, options, length, batch_size, as_json)
         return
     if options:
-        raise AlbertkitError("--option shows what a shape costs. With a limit, pass a folder that has these options.")
+        raise AlbertkitError("--option cannot be combined with a limit. Pass a model folder that has these options.")
     from albertkit.compress.planner import PlanRequest
     from albertkit.compress.planner import plan as run
 
@@ -108,13 +108,13 @@ def read_plan_examples(shape: str, path: Path) -> list[Any]:
     task = open_stored(shape).metadata.task if is_model(shape) else "embed"
     if task not in TASKS:
         raise AlbertkitError(
-            f"--check cannot score {shape}: it is not a fine-tuned model. Name the folder of one, or omit --check."
+            f"--check cannot score {shape}: it is not a fine-tuned model. Pass a fine-tuned model, or omit --check."
         )
     return read_parts(task, {"test": path}, ReadOptions(), note)["test"]
 
 
 def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_size: int, as_json: bool) -> None:
-    """What a shape costs, computed from its config alone."""
+    """The cost of a shape, computed from its config alone."""
     from albertkit.compress.cost import shape_cost
 
     config = read_shape(shape, options)
@@ -136,12 +136,12 @@ def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_s
 
 
 def describe_plan(result: PlanResult) -> Iterator[str]:
-    """A table of what was measured, and the commands that make each proposal."""
+    """A table of the measurements, and the commands that make each proposed model."""
     machine = result.machine
     yield f"one text of {machine.length} tokens, {machine.threads} threads"
-    yield f"Python and its libraries take {result.process / 1e6:.0f} MB; the memory below comes on top"
+    yield f"Python and its libraries use {result.process / 1e6:.0f} MB, in addition to the memory below"
     if not any(proposal.fits for proposal in result.proposals):
-        yield click.style("nothing fits these limits; the nearest are", bold=True)
+        yield click.style("no model meets these limits; the closest are", bold=True)
     rows = []
     for proposal in result.proposals:
         measured = proposal.measured
@@ -173,7 +173,7 @@ def describe_plan(result: PlanResult) -> Iterator[str]:
 @cli.force_option
 @cli.json_option
 def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
-    """Convert any ALBERT checkpoint into an artifact folder, which transformers opens too.
+    """Convert any ALBERT checkpoint into an artifact folder that albertkit and transformers can open.
 
     SOURCE is a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder or a PL-BERT file.
     """
@@ -187,7 +187,7 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
         f"{output}: {step.get('layout', 'artifact')}, heads: {', '.join(artifact.heads) or 'none'}",
     )
     if not as_json and artifact.config.options.active():
-        note("this layout is not transformers' own: transformers refuses the folder, albertkit reads it")
+        note("transformers does not support this layout. Only albertkit can open the folder.")
 
 
 @cli.command("albertkit export sentiment/ sentiment.onnx")
@@ -196,22 +196,22 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
 @cli.option(
     "--head",
     type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
-    help="The output of the file  [default: by the model's task]",
+    help="Output of the ONNX graph  [default: the output of the model's task]",
 )
 @cli.depth_option
-@cli.option("--tokenizer", is_flag=True, help="Write tokenizer.json beside the file.")
+@cli.option("--tokenizer", is_flag=True, help="Write tokenizer.json next to the ONNX file.")
 @cli.force_option
 @cli.json_option
 @cli.advanced_option(
-    "--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only."
+    "--full-range", is_flag=True, help="Use 8-bit activations in int8 files; only for ARM, and x86 with VNNI."
 )
 def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: cli.OptionValue) -> None:
-    """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and others, after comparing its outputs with the
-    model's.
+    """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and other runtimes.
 
-    It has standard operators only, and stores every weight once. Inputs are input_ids, attention_mask and
+    The file uses only standard operators and stores every weight once. Inputs are input_ids, attention_mask and
     token_type_ids, of any batch size and length. Outputs are sentence_embedding and last_hidden_state, or the task's
-    logits. A quantized SOURCE gives an int8 file. OUTPUT defaults to SOURCE.onnx in the current folder.
+    logits. The command compares these outputs with the model's. A quantized SOURCE becomes an int8 file. OUTPUT
+    defaults to SOURCE.onnx in the current folder.
     """
     from albertkit.interop.onnx_export import ExportSettings
     from albertkit.interop.onnx_export import export as run
@@ -224,7 +224,7 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
         result,
         f"{output}: {format_megabytes(result.bytes)}, {overhead:.2%} more than its weights",
         f"  outputs  {', '.join(result.outputs)}",
-        f"  differs from the model by at most {result.error:.1e} of a vector's length, on random tokens",
+        f"  largest difference from the model on random tokens: {result.error:.1e} of a vector's length",
     )
 
 
@@ -233,12 +233,14 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
 @cli.path_option("--index", "indexes", multiple=True, help="Serve this index at /search. Repeatable.")
 @cli.settings_options(environment=PREFIX, settings=ServeSettings)
 def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], settings: ServeSettings) -> None:
-    """Serve the models in FOLDERS, or the built-in one, over HTTP.
+    """Serve the models in FOLDERS, or the built-in English model, over HTTP.
 
-    Name a model with NAME=FOLDER. Clients of OpenAI and text-embeddings-inference work; /docs lists every endpoint, /
-    is a page to try them. Every option is also a variable ALBERTKIT_SERVE_OPTION, and FOLDERS is
-    ALBERTKIT_SERVE_MODELS. API keys come from ALBERTKIT_SERVE_KEYS or --keys-file. SIGHUP reopens models that changed
-    on disk; SIGTERM finishes open requests first.
+    Name a model with NAME=FOLDER. Clients for OpenAI and text-embeddings-inference work. Open / for a page to try the
+    models, and /docs for a list of all endpoints.
+
+    Environment variables can replace arguments: ALBERTKIT_SERVE_PORT is --port, and ALBERTKIT_SERVE_MODELS is FOLDERS.
+    Pass API keys in ALBERTKIT_SERVE_KEYS or with --keys-file. On SIGHUP the server reopens models that changed on disk.
+    On SIGTERM it finishes open requests and stops.
     """
     for module in ("httptools", "msgspec", "orjson", "starlette", "uvicorn"):
         need(module, "serve", "serving")

@@ -1,8 +1,8 @@
-"""The command `albertkit`: its groups of commands, and how errors end a run.
+"""The command `albertkit`: its groups of commands and its error handling.
 
-In: arguments. Out: one call of a command. A command's module is imported when the command runs, so that
-`albertkit --help` is quick and an install without torch works. Results go to stdout, notes and errors to stderr; an
-error is one sentence and exit code 2.
+In: arguments. Out: one call of a command. A command's module is imported only when the command runs. Therefore
+`albertkit --help` is fast and works without torch. Results go to stdout, notes and errors to stderr. An error is one
+line with exit code 2.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
     "Use": {
         "use_commands": {
             "embed": "Compute sentence vectors.",
-            "similar": "Compare texts: a table of cosine similarities.",
-            "fill": "Predict the word behind each [MASK].",
-            "generate": "Generate a text from each text, with a fine-tuned model.",
+            "similar": "Compare texts by cosine similarity.",
+            "fill": "Predict the word at each [MASK].",
+            "generate": "Generate a text from each input text with a fine-tuned model.",
             "classify": "Classify texts or pairs of texts.",
             "tag": "Find entities in texts.",
             "intent": "Predict the intent of a request and its slots.",
-            "track": "Track what a user wants, turn by turn.",
+            "track": "Track the dialogue state turn by turn.",
             "answer": "Answer a question from a text.",
             "choose": "Choose the right answer among several.",
         },
@@ -47,10 +47,10 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
         },
         "finetune_commands": {
             "finetune": "Fine-tune a model for a task.",
-            "evaluate": "Measure a fine-tuned model on labelled examples.",
-            "elastic": "Train a model to work at every depth.",
-            "calibrate": "Find when texts may exit early.",
-            "distill": "Train a small model to imitate larger ones.",
+            "evaluate": "Evaluate a fine-tuned model on labelled examples.",
+            "elastic": "Train a model for every depth and for early exit.",
+            "calibrate": "Calibrate the thresholds of early exit.",
+            "distill": "Distil larger models into a small one.",
         },
     },
     "Compress": {
@@ -62,7 +62,7 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
     },
     "Deploy": {
         "deploy_commands": {
-            "plan": "Find what fits this machine's memory and latency limits.",
+            "plan": "Find models that meet memory and latency limits on this machine.",
             "convert": "Convert any ALBERT checkpoint into an artifact folder.",
             "export": "Export a model as one ONNX file.",
             "serve": "Serve models over HTTP.",
@@ -88,7 +88,7 @@ class GroupedCommands(click.Group):
         return list(MODULES)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command of a name, or None."""
+        """The command with this name, or None."""
         if name not in MODULES:
             return None
         module = importlib.import_module(f"albertkit.cli.{MODULES[name]}")
@@ -110,7 +110,7 @@ def app() -> None:
 
 
 def main() -> NoReturn:
-    """Run a command; every error becomes one sentence on stderr and exit code 2."""
+    """Run a command; every error becomes one line on stderr and exit code 2."""
     code = 0
     try:
         code = app(standalone_mode=False) or 0
@@ -126,7 +126,7 @@ def main() -> NoReturn:
         code = 2
     except (OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
-            sys.stderr.close()  # the reader of the pipe has ended; Python would complain about stdout at exit
+            sys.stderr.close()  # the pipe's reader has exited; otherwise Python reports an error about stdout at exit
         else:
             reason = getattr(error, "strerror", None) or "out of memory"
             click.echo(f"albertkit: {reason}: {getattr(error, 'filename', None) or 'the output'}", err=True)

@@ -1,6 +1,6 @@
-"""Commands that train and measure task models: finetune, evaluate, elastic, calibrate, distill.
+"""Commands that train and evaluate task models: finetune, evaluate, elastic, calibrate, distill.
 
-In: arguments. Out: calls of `train/` and `runtime/`, printed. Commands that use the models are in `use_commands.py`.
+In: arguments. Out: printed results of `train/` and `runtime/`. Commands that apply the models are in `use_commands.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TASK_NAMES = ["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"]
 AGREEMENTS = (0.9, 0.95, 0.98, 0.99, 0.995)
-dev_option = cli.path_option("--dev", help="Held-out examples  [default: one in ten of TRAIN]")
+dev_option = cli.path_option("--dev", help="Held-out examples  [default: 10 % of TRAIN]")
 
 
 @cli.command("albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
@@ -39,15 +39,15 @@ dev_option = cli.path_option("--dev", help="Held-out examples  [default: one in 
 @cli.path_argument("train")
 @run_output_option
 @dev_option
-@cli.option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
+@cli.option("-m", "--model", help="Folder or name of the base model  [default: a built-in English model]")
 @cli.settings_options(settings=FinetuneSettings)
 @cli.advanced_option(
     "--loss",
     help="match: cosent (scores or classes), contrastive (classes) or mnrl (positive pairs)"
     "  [default: cosent, or mnrl without labels].",
 )
-@cli.advanced_option("--stride", type=int, help="answer: tokens that windows of a long context share  [default: 128].")
-@cli.advanced_option("--n-best", type=int, help="answer: answers kept per question  [default: 20].")
+@cli.advanced_option("--stride", type=int, help="answer: tokens by which windows of a context overlap  [default: 128].")
+@cli.advanced_option("--n-best", type=int, help="answer: candidate answers kept per question  [default: 20].")
 @cli.settings_options(reading=ReadOptions)
 def finetune(
     task: str, train: Path, settings: FinetuneSettings, reading: ReadOptions, **values: cli.OptionValue
@@ -59,12 +59,12 @@ def finetune(
     tag        words with labels (CoNLL columns, CLUENER, jsonl)
     answer     questions about a text (SQuAD, CMRC)
     choose     multiple choice (RACE)
-    match      pairs with scores or classes, or positive pairs, to vectors for search
+    match      vectors for search, from pairs with scores or classes, or from positive pairs
     intent     intents and slots (ATIS and SNIPS folders), or intents alone (CLINC150, tables)
-    dialogue   dialogue turns (WOZ), to the state after each
-    generate   a source and the text to generate (csv, tsv, jsonl, parquet with columns source, target)
+    dialogue   dialogue state after each turn (WOZ)
+    generate   target texts from source texts (csv, tsv, jsonl, parquet with columns source, target)
 
-    The output folder then has model/, report.md and runs/. Rerun the command to resume.
+    The output folder contains model/, report.md and runs/. Rerun the command to resume.
     """
     from albertkit.train.finetune import finetune as run
 
@@ -79,7 +79,7 @@ def finetune(
 @cli.json_option
 @cli.settings_options(reading=ReadOptions)
 def evaluate(test: Path, model: cli.ModelOptions, as_json: bool, reading: ReadOptions) -> None:
-    """Measure a fine-tuned model on the labelled examples in TEST, on the torch-free runtime."""
+    """Evaluate a fine-tuned model on the labelled examples in TEST. Runs without torch."""
     from albertkit.train.finetune import evaluate as run
 
     albert = model.open()
@@ -98,21 +98,21 @@ def evaluate(test: Path, model: cli.ModelOptions, as_json: bool, reading: ReadOp
 @dev_option
 @cli.path_option(
     "--texts",
-    help="Unlabelled texts, one per line (a tab between the texts of a pair); MODEL labels them at full depth.",
+    help="Unlabelled texts, one per line (a tab separates the texts of a pair). MODEL labels them at full depth.",
 )
-@cli.path_option("--teacher", help="A better model for the same task, to label --texts. MODEL may then have no task.")
+@cli.path_option("--teacher", help="A better model of the same task, to label --texts. MODEL may then be pre-trained.")
 @cli.settings_options(settings=ElasticSettings, reading=ReadOptions)
 def elastic(
     model: Path, train: Path, output: Path, settings: ElasticSettings, reading: ReadOptions, **files: cli.OptionValue
 ) -> None:
-    """Train MODEL on TRAIN until every depth is a good model, with one head for all depths.
+    """Train MODEL on TRAIN for every depth, with one head for all depths.
 
-    Afterwards `--depth 4` applies four layers, and `--early-exit 99%` stops as soon as the prediction is confident: the
-    thresholds are chosen on held-out examples so that 99 of 100 agree with the full depth. The output folder then has
-    model/, report.md and runs/. Rerun the command to resume.
+    The result accepts `--depth 4`, which applies four layers, and `--early-exit 99%`, which stops when the prediction
+    is confident. The exit thresholds are calibrated on held-out examples, so that 99 of 100 predictions agree with
+    those of the full depth. The output folder contains model/, report.md and runs/. Rerun the command to resume.
 
-    MODEL is fine-tuned, or pre-trained if there is a --teacher. Masked language modelling becomes elastic with
-    `albertkit pretrain --depths 3,6,9`, and a model for vectors with `albertkit distill`.
+    MODEL must be fine-tuned, or pre-trained if you pass a --teacher. For an elastic MLM use
+    `albertkit pretrain --depths 3,6,9`. For elastic vectors use `albertkit distill`.
     """
     need("torch", "train", "training")
     from albertkit.artifact import model_folder, read_metadata
@@ -124,12 +124,12 @@ def elastic(
     start = open_model(model)
     if start.metadata.task in ("pretrain", "embed") and teacher is None:
         raise AlbertkitError(
-            f"{model} is not fine-tuned for a task. Fine-tune it, or name a --teacher. Masked language modelling "
-            f"becomes elastic with  albertkit pretrain SHARDS -m {model} --depths 3,6,9; vectors with  albertkit "
-            f"distill TEACHER SHARDS -m {model} --depths 3,6,9,12, and then  albertkit calibrate."
+            f"{model} is not fine-tuned for a task. Fine-tune it, or name a --teacher. For an elastic MLM use  "
+            f"albertkit pretrain SHARDS -m {model} --depths 3,6,9.  For elastic vectors use  albertkit "
+            f"distill TEACHER SHARDS -m {model} --depths 3,6,9,12,  and then  albertkit calibrate."
         )
     if teacher is not None and texts is None:
-        raise AlbertkitError(f"--teacher {teacher} labels texts, and there are none. Add --texts.")
+        raise AlbertkitError(f"--teacher {teacher} was passed without texts to label. Add --texts.")
     labeller = None if teacher is None else open_model(teacher)
     unlabelled = None if texts is None else UnlabelledTexts(list(read_texts(texts)), labeller)
     if unlabelled is not None and not unlabelled.texts:
@@ -144,7 +144,7 @@ def elastic(
     print_json({"model": str(result.model), **result.metrics})
     stored = read_metadata(model_folder(result.model))[0].details.get("early_exit")
     if stored is None:
-        note("too few held-out examples to calibrate early exit; run  albertkit calibrate  with more")
+        note("too few held-out examples to calibrate early exit. Run  albertkit calibrate  with more examples.")
     else:
         click.echo("\n".join(describe_calibration(ExitCalibration.from_dict(stored))))
 
@@ -156,10 +156,11 @@ def elastic(
 @cli.json_option
 @cli.settings_options(reading=ReadOptions)
 def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, reading: ReadOptions) -> None:
-    """Find when texts may exit MODEL early and still agree with its full depth, on the held-out examples in DEV.
+    """Calibrate the early exit of MODEL on the held-out examples in DEV.
 
-    For a model that computes vectors, DEV is a file with one text per line. The thresholds are written into MODEL's
-    albertkit.json, for `--early-exit 99%`. Calibrate again after `quantize`.
+    The thresholds are chosen so that early predictions agree with those of the full depth. They are written to MODEL's
+    albertkit.json and used by `--early-exit 99%`. For a model that computes vectors, DEV is a file with one text per
+    line. Calibrate again after `quantize`.
     """
     from albertkit.artifact import model_folder, read_metadata
     from albertkit.runtime.calibration import calibrate as run
@@ -182,7 +183,7 @@ def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
     for agreement in AGREEMENTS:
         risk = calibration.risk(agreement)
         if risk is None:
-            yield f"  --early-exit {agreement:.1%}  is not possible: too few texts, or too few agree"
+            yield f"  --early-exit {agreement:.1%}  is not available: too few texts, or too low agreement"
             continue
         depth = next(mean for other, _, mean in calibration.risks if other == risk)
         yield f"  --early-exit {agreement:.1%}  {depth:.2f} layers per text, {calibration.depth / depth:.2f} × fewer"
@@ -191,12 +192,12 @@ def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
 @cli.command("albertkit distill sentiment/ train.tsv --what logits,hidden:0.5 --shape mini -o small")
 @click.argument("sources", nargs=-1, required=True, metavar="TEACHER... DATA")
 @run_output_option
-@cli.option("-m", "--model", help="The student: a model folder or name to start from.")
-@cli.option("--shape", help="The student: a new model of this preset, folder or JSON file.")
-@cli.option("--what", default="vectors", help="vectors, logits, hidden; with weights: logits,hidden:0.5.")
-@cli.option("--labels", default=0.5, help="With logits: weight of the labels.")
-@cli.option("--temperature", default=2.0, help="With logits: softmax temperature of the comparison.")
-@cli.path_option("--dev", help="Held-out examples or texts  [default: one in ten of DATA]")
+@cli.option("-m", "--model", help="The student's base model, a folder or name.")
+@cli.option("--shape", help="Shape of a new student: a preset, folder or JSON file.")
+@cli.option("--what", default="vectors", help="Objectives: vectors, logits, hidden; with weights: logits,hidden:0.5.")
+@cli.option("--labels", default=0.5, help="With logits: weight of the loss on the labels.")
+@cli.option("--temperature", default=2.0, help="With logits: softmax temperature of the distillation loss.")
+@cli.path_option("--dev", help="Held-out examples or texts  [default: 10 % of DATA]")
 @cli.option("--max-length", default=128, type=click.IntRange(8, 100_000), help="Longest input, in tokens.")
 @resume_option
 @cli.advanced_option("--workers", default=1, help="Processes that decode the ids of a corpus.")
@@ -210,20 +211,20 @@ def distill(
     reading: ReadOptions,
     **values: cli.OptionValue,
 ) -> None:
-    """Train a student to imitate TEACHERs on DATA. The student is --model, or a new one of --shape.
+    """Distil one or more TEACHERs into a student on DATA. The student is --model, or a new model of --shape.
 
     \b
-    --what vectors     sentence vectors of one or several teachers (gte:1.5 has a higher weight)
+    --what vectors     sentence vectors of one or more teachers (gte:1.5 sets a teacher's weight)
     --what logits      logits of a fine-tuned ALBERT; DATA are examples of its task
-    --what hidden      hidden states: token embeddings, then after every layer
+    --what hidden      hidden states: the token embeddings and the output of every layer
 
-    DATA is a file with one text per line, or, for vectors, a corpus folder; for logits, labelled examples as for
-    finetune, or (for classes of single texts) a .txt file without labels. Vectors from a corpus folder are trained at
-    every depth of --depths and every width of --widths.
+    DATA is a file with one text per line. For vectors it may also be a corpus folder; the student is then trained at
+    every depth of --depths and every width of --widths. For logits, DATA is labelled examples as for finetune. If the
+    task is to classify single texts, a .txt file without labels also works.
 
-    Teachers are ALBERT models; for vectors also BERT-like encoders with config.json, model.safetensors and
-    tokenizer.json, which need transformers. For hidden the student must have the teacher's vocabulary. The teacher's
-    vectors are kept in OUTPUT/teacher.
+    Teachers are ALBERT models. For vectors, BERT-like encoders with config.json, model.safetensors and tokenizer.json
+    also work; they need transformers. For hidden, the student must have the teacher's vocabulary. The teacher's
+    vectors are cached in OUTPUT/teacher.
 
     The budget is one of --steps, --tokens and --minutes (default: 10 minutes).
     """
@@ -238,10 +239,10 @@ def distill(
 
     if (output / METADATA_FILE).is_file():
         raise AlbertkitError(
-            f"{output} is a finished model, and a training writes its own folder. Choose another --output."
+            f"{output} already contains a model, and training needs its own output folder. Choose another --output."
         )
     if len(sources) < 2:
-        raise AlbertkitError(f"Only {sources[0]} was passed; a teacher comes before the data. Name its folder.")
+        raise AlbertkitError(f"Only {sources[0]} was passed: distill needs a teacher and data. Name both.")
     data, resume = Path(sources[-1]), values["resume"]
     teachers = TeacherMixture(*zip(*map(parse_teacher, sources[:-1]), strict=True))
     labels = values["labels"] if "logits" in values["what"] else 0.0
@@ -252,7 +253,7 @@ def distill(
         print_trained(work.run(student, output, resume, log))
         return
     if goals != VectorDistillSettings():
-        raise AlbertkitError("--depths and --widths are for vectors from a corpus folder alone. Omit them.")
+        raise AlbertkitError("--depths and --widths need --what vectors and a corpus folder. Omit them.")
     teacher = teachers.folders[0]
     metadata = open_stored(teacher).metadata if is_albert(teacher) else ArtifactMetadata()
     task = "embed" if metadata.task == "embed" else "pretrain"
@@ -271,16 +272,18 @@ def parse_teacher(name: str) -> tuple[Path, float]:
     try:
         weight = float(number)
     except ValueError:
-        raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5.") from None
+        raise AlbertkitError(
+            f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT. Pass a teacher such as gte or gte:1.5."
+        ) from None
     if not 0 < weight < 1e6:
-        raise AlbertkitError(f"teacher {name!r} has the weight {weight:g}; it must be above 0, such as {path}:1.5.")
+        raise AlbertkitError(f"teacher {name!r} has weight {weight:g}: the weight must be above 0. Pass {path}:1.5.")
     return Path(path), weight
 
 
 def open_student(
     values: dict[str, Any], seed: int, tokenizer: Callable[[], Tokenizer], metadata: ArtifactMetadata | None = None
 ) -> Artifact:
-    """The model of --model, or a new one of --shape with a tokenizer."""
+    """The model of --model, or a new model of --shape with a tokenizer."""
     if (values["model"] is None) == (values["shape"] is None):
         raise AlbertkitError("The student is either --model or --shape. Pass one of them.")
     if values["model"] is not None:

@@ -37,8 +37,8 @@ METHODS = ["occlusion", "gradients"]
 def models(as_json: bool) -> None:
     """List the built-in models: purpose, language, size, licence and scores.
 
-    Use their names wherever a model folder is expected: -m small, Albert("small"). With --json there is one line per
-    model with everything that is known about it.
+    Use a name wherever a model folder is expected: -m small, Albert("small"). With --json, print one line per model
+    with all its metadata.
     """
     from albertkit.builtin import BUILTINS, describe
 
@@ -51,16 +51,16 @@ def models(as_json: bool) -> None:
 
 
 def format_scores(scores: dict[str, Any]) -> Iterator[str]:
-    """The score at full depth for each data set, in percent; without data sets, the share of masked tokens predicted.
+    """The score at full depth for each dataset, in percent; without datasets, the MLM accuracy.
 
-    Losses and the progress of training are left to --json.
+    Losses and training metrics are in --json only.
     """
     measured = {data: depths for data, depths in scores.items() if any(key.startswith("depth ") for key in depths)}
     for data, depths in measured.items():
         yield f"{data} {100 * next(iter(depths.values())):.1f}"
     accuracy = scores.get("held-out", {}).get("mlm_accuracy")
     if accuracy is not None and not measured:
-        yield f"masked tokens predicted {accuracy:.1%}"
+        yield f"MLM accuracy {accuracy:.1%}"
 
 
 @cli.command("albertkit info albert_tiny_zh/")
@@ -109,17 +109,17 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
         lines = (" ".join(tokens), " ".join(map(str, encoding.ids)))
         print_result(as_json, {"text": text, "tokens": tokens, **ids}, *lines)
         if encoding.unknown_fraction > 0.5:
-            note(f"more than half of the tokens of {text[:30]!r} are unknown to this vocabulary; is it the right one?")
+            note(f"more than half of the tokens of {text[:30]!r} are unknown. Check that the vocabulary fits the text.")
 
 
 @cli.command("albertkit explain -m sentiment 'what a lovely film' -o film.html")
 @click.argument("text", required=False)
 @cli.model_options(required=True)
-@cli.option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
-@cli.option("--question", help="For a model that answers: the question about the text.")
+@cli.option("--pair", help="Second text of a pair to classify, or to compare by vectors.")
+@cli.option("--question", help="For a question-answering model: the question about the text.")
 @cli.option("--target", help="Class, label or word to explain  [default: the prediction]")
-@cli.option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
-@cli.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
+@cli.option("--at", help="Position. tag: a word or its number from 1; MLM: number of the mask; answer: start or end.")
+@cli.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable.  [default: occlusion]")
 @cli.path_option("-o", "--output", help="Write an HTML page.")
 @cli.force_option
 @cli.json_option
@@ -132,8 +132,9 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
 def explain(
     text: str | None, model: cli.ModelOptions, output: Path | None, as_json: bool, **options: cli.OptionValue
 ) -> None:
-    """Explain what a model predicts for TEXT: which words matter, how the prediction forms layer by layer, and (with -o
-    or --json) what each head attends to.
+    """Explain what a model predicts for TEXT: the effect of each word and the prediction after each layer.
+
+    With -o or --json, the explanation includes what each head attends to.
 
     \b
     occlusion   the effect of hiding a word
@@ -147,7 +148,9 @@ def explain(
     methods, force, attention = options.pop("methods") or ("occlusion",), options.pop("force"), options.pop("attention")
     if output is not None:
         if output.suffix != ".html":
-            raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is an .html page. Rename it.")
+            raise AlbertkitError(
+                f"{output} ends with {output.suffix!r}: an explanation is an .html page. Rename the file."
+            )
         check_absent(output, force)
     text = cli.read_whole(None).strip() if text is None else text
     given = {name: options.pop(name) for name in ("pair", "question")}
@@ -174,7 +177,7 @@ def print_explanation(explanation: Explanation) -> None:
     """Words with bars, then the layers."""
     click.echo(f"{explanation.kind}: {explanation.target}, {format_target(explanation)}")
     for attribution in explanation.attributions:
-        ends = f"{attribution.full:+.2f} whole, {attribution.empty:+.2f} with all words hidden"
+        ends = f"{attribution.full:+.2f} for the full text, {attribution.empty:+.2f} with all words hidden"
         click.echo(f"\n{attribution.method}, {ends}")
         print_word_bars(explanation, attribution.values.tolist())
     print_layers(explanation)

@@ -1,6 +1,6 @@
 """Commands from raw text to a pre-trained model: tokenizer, corpus, pretrain.
 
-In: arguments. Out: calls of `tokenizer/`, `data/` and `train/`, printed.
+In: arguments. Out: printed results of `tokenizer/`, `data/` and `train/`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ config_option = cli.option(
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option beyond ALBERT; see docs/reference/artifact.md.",
+    help="An extension of ALBERT; see docs/reference/artifact.md. Repeatable.",
 )
 resume_option = cli.option(
     "--resume", is_flag=True, help="Resume from the last checkpoint in --output, if there is one."
@@ -43,11 +43,11 @@ resume_option = cli.option(
 @cli.command("albertkit tokenizer wiki/ -o vocabulary/ --vocab-size 30000 --max-mb 200")
 @click.argument("texts", nargs=-1, required=True)
 @cli.path_option("-o", "--output", required=True, help="A new folder for the tokenizer.")
-@cli.option("--vocab-size", default=30_000, help="Most tokens in the vocabulary.")
-@cli.option("--kind", type=click.Choice(["unigram", "wordpiece"]), default="unigram", help="Kind of subwords.")
+@cli.option("--vocab-size", default=30_000, help="Maximum size of the vocabulary.")
+@cli.option("--kind", type=click.Choice(["unigram", "wordpiece"]), default="unigram", help="Tokenizer algorithm.")
 @cli.option("--cased", is_flag=True, help="Keep capital letters.")
 @cli.option("--accents", "keep_accents", is_flag=True, help="Keep accents.")
-@cli.option("--max-mb", type=click.IntRange(min=1), help="Train on this many MB, evenly over TEXTS  [default: all]")
+@cli.option("--max-mb", type=click.IntRange(min=1), help="Train on a sample of this many MB  [default: all]")
 @cli.text_column_option
 @cli.json_option
 def tokenizer(
@@ -60,7 +60,7 @@ def tokenizer(
 ) -> None:
     """Train a tokenizer on TEXTS: SentencePiece unigram (English ALBERT) or WordPiece (Chinese ALBERT).
 
-    TEXTS are what `corpus` reads. A hundred megabytes are plenty; memory grows with the number of different words.
+    TEXTS have the formats of `albertkit corpus`. 100 MB are enough. Memory use grows with the number of distinct words.
     """
     from albertkit.data.documents import CORPUS_FORMATS, read_paragraphs
     from albertkit.file_io import check_new_folder, new_folder
@@ -89,7 +89,7 @@ def tokenizer(
 @click.argument("texts", nargs=-1, required=True)
 @cli.path_option("-o", "--output", required=True, help="Folder of the corpus.")
 @cli.option("--tokenizer", help="Model folder or name, spiece.model or vocab.txt  [default: English]")
-@cli.option("--workers", type=click.IntRange(1, 256), help="Processes  [default: one per core]")
+@cli.option("--workers", type=click.IntRange(1, 256), help="Worker processes  [default: one per core]")
 @cli.force_option
 @cli.option("--dry-run", is_flag=True, help="Estimate the corpus and write nothing.")
 @cli.json_option
@@ -97,10 +97,10 @@ def tokenizer(
 def corpus(
     texts: tuple[str, ...], output: Path, settings: CorpusSettings, as_json: bool, **options: cli.OptionValue
 ) -> None:
-    """Tokenize TEXTS into shards for pre-training: token ids with the ends of sentences and documents.
+    """Tokenize TEXTS into shards for pre-training: token ids with sentence and document boundaries.
 
-    TEXTS are files or folders of plain text (one paragraph per line, an empty line between documents), JSONL or
-    Parquet, also compressed (.gz, .xz), or - for stdin. If it is stopped or killed, rerun the command to resume.
+    TEXTS are files or folders of plain text, JSONL or Parquet, also compressed (.gz, .xz), or - for stdin. Plain text
+    has one paragraph per line and an empty line between documents. If the command is interrupted, rerun it to resume.
     """
     from albertkit.data.corpus import build_corpus, estimate_corpus
 
@@ -122,7 +122,7 @@ def corpus(
 
 
 def print_corpus(built: BuildResult, as_json: bool) -> None:
-    """What a corpus contains, and what was dropped."""
+    """The contents of a corpus, and counts of dropped documents and lines."""
     manifest, folder = built.shards.manifest, built.shards.folder
     counts, splits = manifest["counts"], manifest["splits"]
     described = {
@@ -140,12 +140,12 @@ def print_corpus(built: BuildResult, as_json: bool) -> None:
         f"{counts['bad_lines']:,} bad lines",
     ]
     if built.was_complete:
-        lines = [f"{folder} is complete: {counts['tokens']:,} tokens; nothing was done"]
+        lines = [f"{folder} is complete: {counts['tokens']:,} tokens; nothing to do"]
     print_result(as_json, described, *lines)
 
 
 def default_budget(function: cli.Function) -> cli.Function:
-    """Give a training without a budget ten minutes, and say so."""
+    """Set a budget of ten minutes if none was passed, with a message."""
 
     @functools.wraps(function)
     def run(**values: cli.OptionValue) -> None:
@@ -160,11 +160,11 @@ def default_budget(function: cli.Function) -> cli.Function:
 @cli.command("albertkit pretrain shards -o run --shape small --minutes 30")
 @cli.path_argument("shards")
 @run_output_option
-@cli.option("-m", "--model", help="Continue from this model's weights instead of random ones.")
+@cli.option("-m", "--model", help="Continue from this model's weights instead of random weights.")
 @cli.option("--shape", default="small", help="A preset, or a folder or JSON file with a config.")
 @config_option
 @resume_option
-@cli.option("--dry-run", is_flag=True, help="Print the plan of the training and stop.")
+@cli.option("--dry-run", is_flag=True, help="Print the training plan and stop.")
 @default_budget
 @cli.settings_options(settings=TrainSettings, goals=PretrainSettings)
 def pretrain(
@@ -176,13 +176,13 @@ def pretrain(
 
       torchrun --nproc-per-node 8 -m albertkit pretrain SHARDS -o RUN --minutes 60 --resume
 
-    --option switches on an extension of ALBERT; repeat it for several:
+    --option enables an extension of ALBERT. Repeat it for several extensions:
 
       --option low_rank=32 --option gru=true --option window=64 --option global_every=3
 
-    The output folder then has checkpoints/, metrics.jsonl, tensorboard/ and the finished model in model/.
-    Ctrl-C saves a checkpoint; the same command with --resume continues, and ends with the same weights as an
-    uninterrupted run (bit-identical on a CPU, unless the budget is in minutes).
+    The output folder contains checkpoints/, metrics.jsonl, tensorboard/ and the finished model in model/.
+    Ctrl-C saves a checkpoint. Add --resume to the same command to continue. A resumed run ends with the same weights
+    as an uninterrupted run: bit-identical on a CPU, unless the budget is in minutes.
     """
     need("torch", "train", "pre-training")
     from albertkit.artifact import read_artifact
@@ -192,7 +192,7 @@ def pretrain(
 
     start = read_artifact(resolve(values["model"])) if values["model"] else None
     if start and values["options"]:
-        raise AlbertkitError("--option was passed with --model; a model keeps its own options. Omit one of the two.")
+        raise AlbertkitError("--option was passed with --model: a model keeps its own options. Omit one of the two.")
     config = start.config if start else read_shape(values["shape"], values["options"])
     task = PretrainTask(shards, config, settings, goals, start)
     if values["dry_run"]:

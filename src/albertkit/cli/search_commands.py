@@ -1,6 +1,6 @@
-"""Commands of search: index, search, cluster.
+"""Search commands: index, search, cluster.
 
-In: arguments. Out: calls of `search/`, printed.
+In: arguments. Out: printed results of `search/`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EMBED_BATCH = 512
 index_model_option = cli.option(
-    "-m", "--model", help="Model folder or name  [default: the index's own, or the built-in English model]"
+    "-m", "--model", help="Model folder or name  [default: the index's model, or the built-in English model]"
 )
 
 
@@ -33,7 +33,7 @@ index_model_option = cli.option(
     "--split",
     type=click.Choice(["lines", "paragraphs", "file"]),
     default="lines",
-    help="What one record of a text file is.",
+    help="Unit of a record in a text file.",
 )
 @cli.option("--delete", multiple=True, help="Delete this id, or all records of this file. Repeatable.")
 @cli.option("--keep", is_flag=True, help="Keep records that FILES no longer contain.")
@@ -48,10 +48,10 @@ def index(
     as_json: bool,
     **options: cli.OptionValue,
 ) -> None:
-    """Index FILES for search: lines or paragraphs of text files, rows of tables and JSONL files, folders of both.
+    """Index FILES for search: lines or paragraphs of text files, rows of tables and JSONL files, or folders of these.
 
-    Run it again after FILES changed: only new and changed texts are embedded, and records that left a file are deleted.
-    If it is stopped or killed, rerun the command to resume.
+    Rerun the command after FILES changed. It embeds only new and changed texts, and deletes records that FILES no
+    longer contain. If the command is interrupted, rerun it to resume.
     """
     from albertkit.search.index import Index, records_from
 
@@ -96,8 +96,8 @@ def index(
 def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: str, as_json: bool) -> None:
     """Search INDEX for TEXTS, or for each line of --file or stdin, by meaning and by keywords.
 
-    Each result shows the cosine of its meaning with that of the query, what matched (meaning, words or both) and the
-    text. Keyword search needs no model and shows BM25 instead.
+    Each result shows the cosine similarity with the query, what matched (meaning, words or both) and the text. Keyword
+    search needs no model and shows the BM25 score instead.
     """
     from albertkit.search.index import Index
 
@@ -119,17 +119,17 @@ def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: s
 @cli.command("albertkit cluster reviews.txt -k 12")
 @cli.path_argument("file")
 @cli.option("-m", "--model", help=f"Model folder or name.  {cli.DEFAULT_MODEL}")
-@cli.option("-k", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]")
+@cli.option("-k", type=click.IntRange(min=1), help="Number of clusters  [default: sqrt(texts / 2), up to 100]")
 @cli.text_column_option
 @cli.option("--members", default=3, type=click.IntRange(min=0), help="Other texts shown per cluster.")
-@cli.advanced_option("--seed", default=0, help="Random seed of the first centres.")
+@cli.advanced_option("--seed", default=0, help="Random seed of the initial centroids.")
 @cli.json_option
 def cluster(
     file: Path, model: str | None, k: int | None, text_column: str | None, members: int, seed: int, as_json: bool
 ) -> None:
     """Group the texts of FILE by meaning and name each cluster by its most central text.
 
-    With --json there is one line per cluster, with all its texts, the most central first.
+    With --json, print one line per cluster with all its texts, the most central first.
     """
     import numpy as np
 
@@ -153,7 +153,7 @@ def cluster(
 
 
 def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedder:
-    """The model that computes the vectors: the one named, else the index's own, else the built-in one."""
+    """The model that computes the vectors: `model`, else the index's model, else the built-in model."""
     from albertkit.albert import Albert
 
     if index is not None:
@@ -172,7 +172,7 @@ def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedd
 
 
 def model_place(model: str | None) -> str:
-    """Where an index finds its model again: an absolute path, or the name of a built-in model."""
+    """The place of the model that is stored in an index: an absolute path, or the name of a built-in model."""
     from albertkit.builtin import MODELS, resolve
 
     folder = resolve(model)

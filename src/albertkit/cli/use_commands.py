@@ -1,7 +1,7 @@
 """Commands that apply a model to texts: embed, similar, fill, generate; and for one task each: classify, tag, intent,
 track, answer, choose.
 
-In: arguments. Out: calls of `Albert`, printed; with --engine, of `bulk/`.
+In: arguments. Out: printed results of `Albert`, or of `bulk/` with --engine.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 MAX_COMPARED = 1000
 context_option = cli.path_option("--context", help="File with the text to read  [default: stdin]")
-bulk_output_option = cli.path_option("-o", "--output", help="With --engine: folder of the output.")
+bulk_output_option = cli.path_option("-o", "--output", help="With --engine: output folder.")
 
 
 @cli.command("cat notes.txt | albertkit embed -o notes.npy")
 @cli.text_input
 @cli.model_options(early_exit=True)
-@cli.path_option("-o", "--output", help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
+@cli.path_option("-o", "--output", help="Output file: .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
 @cli.option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
-@cli.option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
+@cli.option("--prompt", help="Prefix of each text: a text, or the name of one of the model's prompts.")
 @cli.option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
 @cli.force_option
-@cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 the embeddings, -1 the last.")
+@cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 for the embeddings, -1 for the last layer.")
 @cli.advanced_option(
     "--long-texts",
     type=click.Choice(["split", "truncate", "error"]),
@@ -53,9 +53,9 @@ def embed(
 ) -> None:
     """Compute sentence vectors of TEXTS, or of the lines of --file or stdin.
 
-    Works in a pipe and in bounded memory. If you stop it with Ctrl-C, the finished vectors are in OUTPUT.part.
+    The command streams its input, so memory use is bounded. After Ctrl-C, OUTPUT.part contains the finished vectors.
 
-    With --engine, many files in several processes:
+    Add --engine to process many files in parallel:
 
       albertkit embed --engine local 'texts/*.jsonl' -o vectors
     """
@@ -80,7 +80,7 @@ def embed(
 
 
 def report_exits(depths: list[int], full_depth: int) -> None:
-    """How many layers texts took with early exit, on stderr."""
+    """Print the mean depth of early exit to stderr."""
     if depths:
         mean = sum(depths) / len(depths)
         click.echo(
@@ -93,12 +93,12 @@ def report_exits(depths: list[int], full_depth: int) -> None:
 @cli.model_options()
 @cli.json_option
 def similar(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
-    """Compare TEXTS, or the lines of --file or stdin: the cosine similarity of each pair."""
+    """Print the cosine similarity of each pair of TEXTS, or of the lines of --file or stdin."""
     compared = list(texts)
     if not 2 <= len(compared) <= MAX_COMPARED:
         raise AlbertkitError(
-            f"{len(compared)} texts were passed; similar compares 2 to {MAX_COMPARED:,}. "
-            "For more, use index and search."
+            f"{len(compared)} texts were passed: similar compares 2 to {MAX_COMPARED:,} texts. "
+            "For more texts, use index and search."
         )
     scores = model.open().similarity(compared, depth=model.depth).tolist()
     numbers = [str(number) for number in range(1, len(compared) + 1)]
@@ -116,7 +116,7 @@ def similar(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> Non
 @cli.option("-k", default=5, type=click.IntRange(1, 1000), help="Predictions per mask.")
 @cli.json_option
 def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -> None:
-    """Predict the word behind each [MASK] in TEXTS, or in the lines of --file or stdin."""
+    """Predict the word at each [MASK] in TEXTS, or in the lines of --file or stdin."""
     albert = model.open()
     for text in texts:
         for predictions in albert.fill_mask(text, k=k, depth=model.depth):
@@ -127,14 +127,14 @@ def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -
 @cli.command("albertkit generate -m questions/model 'Paris | The capital of France is Paris.' --beams 4")
 @cli.text_input
 @cli.model_options(required=True)
-@cli.option("--beams", default=1, type=click.IntRange(1, 100), help="Width of the beam search.")
-@cli.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate  [default: as in training]")
+@cli.option("--beams", default=1, type=click.IntRange(1, 100), help="Number of beams; 1 is greedy search.")
+@cli.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens to generate  [default: as in training]")
 @cli.option("--no-repeat", default=0, type=click.IntRange(0, 100), help="Generate no n-gram of this length twice.")
 @cli.json_option
 def generate(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, **settings: cli.OptionValue) -> None:
     """Generate a text from each of TEXTS, or from the lines of --file or stdin.
 
-    The model comes from `albertkit finetune generate`.
+    Train the model with `albertkit finetune generate`.
     """
     sources = list(texts)
     for text, result in zip(sources, model.open().generate(sources, depth=model.depth, **settings), strict=True):
@@ -147,7 +147,7 @@ def generate(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, **set
 @cli.command("albertkit classify -m sentiment 'what a lovely film'")
 @cli.text_input
 @cli.model_options(required=True, early_exit=True)
-@cli.option("--pair", help="The second text of each pair.")
+@cli.option("--pair", help="Second text, paired with each of TEXTS.")
 @cli.json_option
 @bulk_output_option
 @cli.bulk_options
@@ -161,7 +161,7 @@ def classify(
 ) -> None:
     """Predict the class of TEXTS, or of the lines of --file or stdin, with its probability.
 
-    With --engine, many files in several processes:
+    Add --engine to process many files in parallel:
 
       albertkit classify -m sentiment --engine local 'texts/*.jsonl' -o labels
     """
@@ -186,7 +186,7 @@ def classify(
 def tag(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, output: Path | None, bulk: cli.BulkInput) -> None:
     """Find the entities in TEXTS, or in the lines of --file or stdin.
 
-    With --engine, many files in several processes:
+    Add --engine to process many files in parallel:
 
       albertkit tag -m ner --engine local 'texts/*.jsonl' -o entities
     """
@@ -220,18 +220,18 @@ def intent(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None
 @cli.model_options(required=True, early_exit=True)
 @cli.json_option
 def track(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
-    """Track what a user wants after each turn of a dialogue.
+    """Predict the dialogue state after each turn: what the user wants.
 
-    TEXTS, or the lines of --file or stdin, are what the user says, in order. A line may start with what the system said
-    before, followed by a tab. An empty line starts a new dialogue.
+    TEXTS, or the lines of --file or stdin, are the user's turns in order. A line may start with the preceding system
+    turn and a tab. An empty line starts a new dialogue.
 
     \b
     printf 'a cheap place\\nwhich food?\\tthai, and the phone number\\n' | albertkit track -m restaurants
     price=cheap             –      a cheap place
     food=thai, price=cheap  phone  thai, and the phone number
 
-    The output has the state so far, what this turn requests, and the user's words, separated by tabs. With --json it
-    also has what this turn adds to the state.
+    Each output line has the state so far, the slots that this turn requests, and the user's words, separated by tabs.
+    With --json it also has what this turn adds to the state.
     """
     turns, albert = list(parse_dialogues(texts.lines())), model.open()
     results = albert.track(turns, **model.depth_options())
@@ -257,7 +257,7 @@ def parse_dialogues(lines: Iterable[str]) -> Iterator[DialogueTurn]:
         system, user = (system.strip(), user.strip()) if tab else ("", line.strip())
         if not user or "\t" in user:
             raise AlbertkitError(
-                f"line {line_number} is {line!r:.60}; a turn has at most one tab and ends with the user's words. "
+                f"line {line_number} is {line!r:.60}: a turn has at most one tab and ends with the user's words. "
                 "Write the user's words, or the system's words, a tab and the user's words."
             )
         yield DialogueTurn(str(dialogue), number, system, user)
@@ -270,7 +270,7 @@ def parse_dialogues(lines: Iterable[str]) -> Iterator[DialogueTurn]:
 @cli.model_options(required=True, early_exit=True)
 @cli.json_option
 def answer(question: str, context: Path | None, model: cli.ModelOptions, as_json: bool) -> None:
-    """Answer QUESTION with words of a text of any length."""
+    """Answer QUESTION with a span of a text of any length."""
     text, albert = cli.read_whole(context), model.open()
     result = albert.answer(question, text, **model.depth_options())
     line = f"{result.text}\t{result.probability:.1%}\t{result.start}:{result.end}" if result.text else "no answer"
@@ -287,7 +287,7 @@ def answer(question: str, context: Path | None, model: cli.ModelOptions, as_json
 def choose(
     question: str, choices: tuple[str, ...], context: Path | None, model: cli.ModelOptions, as_json: bool
 ) -> None:
-    """Choose the right one of CHOICES for QUESTION about a text."""
+    """Choose the answer to QUESTION about a text among CHOICES."""
     text, albert = cli.read_whole(context), model.open()
     result = albert.choose(text, question, choices, **model.depth_options())
     pairs = zip(choices, result.probabilities, strict=True)
@@ -297,7 +297,7 @@ def choose(
 
 
 def report_depths(albert: Albert, results: Sequence[Any], model: cli.ModelOptions) -> None:
-    """On stderr: the layers that early exit took; a note where a depth was never trained."""
+    """Print the mean depth of early exit to stderr, and a note if the model was not trained for other depths."""
     from albertkit.runtime.runtime_model import is_full_depth_only
 
     report_exits([result.depth for result in results if result.depth is not None], model.depth or albert.depth)
@@ -305,6 +305,6 @@ def report_depths(albert: Albert, results: Sequence[Any], model: cli.ModelOption
     has_rule = model.early_exit is not None and ":" in model.early_exit
     if (is_shallow or has_rule) and is_full_depth_only(albert.metadata.history):
         note(
-            "this model was fine-tuned at its full depth only, so predictions of other depths may be wrong; "
-            "train every depth with  albertkit elastic"
+            "this model was fine-tuned at its full depth only, so predictions at other depths may be wrong. "
+            "Train every depth with  albertkit elastic"
         )
