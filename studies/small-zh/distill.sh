@@ -10,11 +10,7 @@ python="${PYTHON:-python}"
 out="${OUT:-.cache/zh}"
 export PYTHONPATH="$here/../../src"
 mkdir -p "$out"
-<<<<<<< HEAD
-options=("$out/shards" -o "$out/run" --model "${MODEL:-$here/../../src/albertkit/models/small-zh}" --tatoeba "$out/cmn.txt" --everyday "${EVERYDAY:-800000}"
-=======
-options=("$out/shards" -o "$out/run" --model "${MODEL:-$here/model}" --tatoeba "$out/cmn.txt" --exclude "$out/excluded.txt" --everyday "${EVERYDAY:-600000}"
->>>>>>> 7996888 (Texts that small-zh is measured on are excluded from its training texts)
+options=("$out/shards" -o "$out/run" --model "${MODEL:-$here/../../src/albertkit/models/small-zh}" --tatoeba "$out/cmn.txt" --exclude "$out/excluded.txt" --everyday "${EVERYDAY:-600000}"
   --held-out "${HELD_OUT:-1024}" --minutes "${MINUTES:-19}" --workers "${WORKERS:-12}" --batch-tokens "${BATCH_TOKENS:-131072}")
 [ -z "${MIXTURE:-}" ] || options+=(--mixture "$MIXTURE")
 
