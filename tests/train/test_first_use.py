@@ -93,6 +93,7 @@ def test_intents_without_slots_from_a_file_to_use(clinc, start, tmp_path, how):
     assert made.exit_code == 0, made.output
     shown = json.loads(made.stdout.splitlines()[-1])
     assert 0 <= shown["in_scope_accuracy"] <= 1 and 0 <= shown["out_of_scope_f1"] <= 1
+    assert all(value == round(value, 4) for value in shown.values() if isinstance(value, float))
     measured = run(evaluate, "-m", out / "model", clinc, "--json")
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout.splitlines()[-1])["examples"] == 13

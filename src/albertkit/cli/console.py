@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -47,6 +47,11 @@ def print_result(as_json: bool, value: object, *lines: str) -> None:
         return
     for line in lines:
         click.echo(line)
+
+
+def round_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics with four decimals."""
+    return {name: round(value, 4) for name, value in metrics.items()}
 
 
 def display_width(text: str) -> int:

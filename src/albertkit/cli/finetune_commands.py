@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import format_table, log, note, print_json, print_result
+from albertkit.cli.console import format_table, log, note, print_json, print_result, round_metrics
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
 from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
@@ -70,7 +70,7 @@ def finetune(
 
     passed = {name: value for name, value in values.items() if value is not None}
     result = run(task, train, **passed, settings=replace(settings, progress_bar=True), log=log, **vars(reading))
-    print_json({"model": str(result.model), **result.metrics})
+    print_json({"model": str(result.model), **round_metrics(result.metrics)})
 
 
 @cli.command("albertkit evaluate -m sentiment test.tsv")
@@ -141,7 +141,7 @@ def elastic(
     output.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, progress_bar=True)
     result = finetune_elastic(start, parts["train"], parts["dev"], output, settings, unlabelled, log)
-    print_json({"model": str(result.model), **result.metrics})
+    print_json({"model": str(result.model), **round_metrics(result.metrics)})
     stored = read_metadata(model_folder(result.model))[0].details.get("early_exit")
     if stored is None:
         note("too few held-out examples to calibrate early exit. Run  albertkit calibrate  with more examples.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import format_table, log, print_json, print_result, stage_progress_bar, to_json
+from albertkit.cli.console import format_table, log, print_json, print_result, round_metrics, stage_progress_bar, to_json
 from albertkit.data.corpus_folder import CorpusSettings
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
@@ -207,7 +207,7 @@ def pretrain(
 def print_trained(result: TrainResult) -> None:
     """The finished model and its metrics, once for all processes of a training."""
     if result.model is not None and os.environ.get("RANK", "0") == "0":
-        print_json({"model": str(result.model), "tokens": result.state.tokens, **result.metrics})
+        print_json({"model": str(result.model), "tokens": result.state.tokens, **round_metrics(result.metrics)})
 
 
 def read_shape(shape: str, options: Sequence[str] = ()) -> AlbertConfig:
