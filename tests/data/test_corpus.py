@@ -203,7 +203,7 @@ def test_a_run_killed_at_any_step_resumes(tmp_path, texts, tokenizer, monkeypatc
     out, step, resumed = tmp_path / "out", 1, 0
     while killed(lambda: build_corpus([texts], out, tokenizer, rules, workers=1), step):
         if not (out / "manifest.json").is_file():
-            with pytest.raises(AlbertkitError, match="Run the same command again|is empty"):
+            with pytest.raises(AlbertkitError, match="Rerun the command to resume|is empty"):
                 Shards.open(out)
         if step % 3 == 0:  # killed a second time, soon after it went on
             killed(lambda: build_corpus([texts], out, tokenizer, rules, workers=1), 9)

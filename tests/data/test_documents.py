@@ -150,7 +150,7 @@ def test_a_long_document_becomes_several_marked_parts(tmp_path, limit):
 def test_a_line_over_the_limit_is_an_error(tmp_path, limit, name):
     whole = b'{"text": "one"}\n' + b"x" * 20_000 + b"\n"
     (tmp_path / name).write_bytes(gzip.compress(whole) if name.endswith("gz") else whole)
-    with pytest.raises(AlbertkitError, match=r"line 2 of .* has over 6,000 bytes. Put one paragraph on a line"):
+    with pytest.raises(AlbertkitError, match=r"line 2 of .* has over 6,000 bytes. Write one paragraph per line"):
         read([tmp_path / name], skip_bad=True)
 
 

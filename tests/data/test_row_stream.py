@@ -348,11 +348,11 @@ def test_a_small_shard_beside_a_large_one_is_no_error():
 
 
 def test_a_corpus_smaller_than_a_row_says_so():
-    with pytest.raises(AlbertkitError, match="largest shard has 7 tokens and a row needs 37.*smaller --length"):
+    with pytest.raises(AlbertkitError, match="largest shard has 7 tokens, but a row needs 37.*smaller --length"):
         RowStream([text([[3, 4]])], 40, seed=0)
     with pytest.raises(AlbertkitError, match="has 0 tokens"):
         RowStream([], 40, seed=0)
-    with pytest.raises(AlbertkitError, match="length is 4; a row needs at least 5"):
+    with pytest.raises(AlbertkitError, match="length=4 is too small: a row needs at least 5"):
         RowStream(SHARDS, 4, seed=0)
     assert RowStream(SHARDS, 5, seed=0).take(3).tokens.shape == (3, 3)
 

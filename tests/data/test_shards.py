@@ -69,7 +69,7 @@ def save(name, array):
 
 
 SPOILT = {
-    "no manifest": (lambda c: (c / "manifest.json").unlink(), "Run the same command again to finish it"),
+    "no manifest": (lambda c: (c / "manifest.json").unlink(), "Rerun the command to resume"),
     "no folder": (shutil.rmtree, "is not a folder"),
     "not json": (lambda c: (c / "manifest.json").write_text("{"), "is not valid JSON"),
     "format": (lambda c: change(c, format=2), "has format 2"),

@@ -59,12 +59,12 @@ def test_what_cannot_be_fused():
         (ExtraFeatures("imagee", features(0, 4, 1, 6)), "did you mean 'image'"),
         (ExtraFeatures("image", features(0, 4, 1, 5)), r"must be \(4, k, 6\)"),
         (ExtraFeatures("image", features(0, 3, 1, 6)), "for 4 texts"),
-        (ExtraFeatures("image", features(0, 4, 1, 6), segment=2), "segment is 2"),
-        (ExtraFeatures("image", features(0, 4, 39, 6)), "reads 40"),
+        (ExtraFeatures("image", features(0, 4, 1, 6), segment=2), "segment=2 is not available"),
+        (ExtraFeatures("image", features(0, 4, 39, 6)), "at most 40"),
     ):
         with pytest.raises(AlbertkitError, match=why):
             fusion(batch, extra)
-    with pytest.raises(AlbertkitError, match="pass a batch without them"):
+    with pytest.raises(AlbertkitError, match="Pass a batch without them"):
         fusion(
             fusion(batch, ExtraFeatures("image", features(0, 4, 1, 6))), ExtraFeatures("image", features(0, 4, 1, 6))
         )

@@ -356,7 +356,9 @@ def test_language_and_colours_are_chosen_and_kept(visit):
     page = one.page
     one.done("fill")
     page.click("#language")
-    assert page.locator("#panel-fill h2").inner_text() == "预测缺失的词" and page.locator("#panel-fill mark").count() == 1
+    assert (
+        page.locator("#panel-fill h2").inner_text() == "预测缺失的词" and page.locator("#panel-fill mark").count() == 1
+    )
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != paper
@@ -381,7 +383,9 @@ def test_samples_are_chinese_where_page_and_model_are(visit, site):
     for model in listed["data"]:
         model["can_read_chinese"] = model["id"] == "small-pretrained"
     one.page.route("**/v1/models", lambda route: route.fulfill(json=listed))
-    one.page.route("**/fill", lambda route: route.fulfill(json={"results": [{"masks": [[{"word": "首都", "score": 1}]]}]}))
+    one.page.route(
+        "**/fill", lambda route: route.fulfill(json={"results": [{"masks": [[{"word": "首都", "score": 1}]]}]})
+    )
     one.page.reload()
     one.done("fill")
     assert area.input_value() == "北京是中国的[MASK]。"

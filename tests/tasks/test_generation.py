@@ -222,7 +222,7 @@ def test_a_start_must_be_able_to_write(start, tmp_path):
         tune.finetune_examples(
             "generate", rewrites(8, 0), [], tmp_path / "a", bare, FinetuneSettings(max_length=24, target_length=6)
         )
-    with pytest.raises(AlbertkitError, match="omit --elastic"):
+    with pytest.raises(AlbertkitError, match="Omit --elastic"):
         options = FinetuneSettings(max_length=24, target_length=6, elastic=True)
         tune.finetune_examples("generate", rewrites(8, 0), [], tmp_path / "b", start, options)
 

@@ -145,7 +145,7 @@ def test_other_examples_do_not_go_on(start, tmp_path):
 @pytest.mark.parametrize("missing", ["module", "loss"])
 def test_what_a_task_must_bring_is_said(start, missing):
     half = type("Half", (), {name: given for name, given in vars(Count).items() if name not in (missing, "__dict__")})
-    with pytest.raises(AlbertkitError, match=r"the head 'count' is not built in .* module\(name, config\).* loss"):
+    with pytest.raises(AlbertkitError, match=r"the head 'count' is not built in: .* module\(name, config\).* loss"):
         FinetuneTask(half(), start, texts(8), [], TrainSettings(steps=1, device="cpu"))
 
 

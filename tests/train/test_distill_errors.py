@@ -86,7 +86,7 @@ def test_another_teacher_does_not_resume_in_the_same_folder(words, classifier, t
     start(one(classifier), 2, resume=False)
     before = (tmp_path / "out" / "settings.json").read_text()
     for other in (one(changed(classifier, tmp_path / "other")), TeacherMixture((classifier,), (2.0,))):
-        with pytest.raises(AlbertkitError, match="another model or teacher"):
+        with pytest.raises(AlbertkitError, match="another initial model or teacher"):
             start(other, 9)
     assert (tmp_path / "out" / "settings.json").read_text() == before  # a refused start leaves no trace
     assert start(one(classifier), 3).state.step == 3
@@ -195,7 +195,7 @@ def test_vectors_of_an_encoder_in_a_subfolder(words, tmp_path):
     found = teacher_vectors(work, tmp_path / "out")
     assert found.shape[0] == 20
     (tmp_path / "mean" / "0_Transformer" / "model.safetensors").unlink()
-    with pytest.raises(AlbertkitError, match=r"has no model.safetensors. Name an ALBERT model, or a folder with"):
+    with pytest.raises(AlbertkitError, match=r"has no model.safetensors. Pass an ALBERT model, or a folder with"):
         teacher_identity(tmp_path / "mean")
 
 

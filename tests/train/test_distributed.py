@@ -87,7 +87,7 @@ def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
     second = Forked([*line, "--resume"], tmp_path, 22, signal.SIGTERM)
     assert second.end() == 0 and second.output.read_bytes() == b"", second.errors.read_text()
     assert b"resuming from step 10" in second.errors.read_bytes()
-    assert b"and saved; rerun the command to resume" in second.errors.read_bytes()
+    assert b"and saved a checkpoint. Rerun the command to resume" in second.errors.read_bytes()
     assert checkpoint.saved_steps(out)[-1] == 23 and not (out / "model").exists()
     bench.train(out, resume=True, **given)
     assert weights(out) == weights(tmp_path / "straight")

@@ -324,7 +324,7 @@ def test_masked_words_at_every_depth(bench, tmp_path):
     assert set(drawn) == {None, 1} and 60 < drawn.count(1) < 140
     with pytest.raises(AlbertkitError, match="depths go up to 9, and this shape has 2 layers"):
         bench.work(TrainSettings(steps=1), PretrainSettings(lengths="16", depths="9"))
-    with pytest.raises(AlbertkitError, match="write whole numbers with commas"):
+    with pytest.raises(AlbertkitError, match="Write whole numbers with commas"):
         PretrainSettings(depths="a,b")
 
 

@@ -319,7 +319,7 @@ def test_what_is_said_before_anything_is_trained(start, tmp_path):
     assert task.target(TextExample("a", label="z", where="d:7")) is None
     with pytest.raises(AlbertkitError, match="unknown task 'clasify' .did you mean 'classify'"):
         make_task("clasify", [])
-    with pytest.raises(AlbertkitError, match="no metric 'beauty'; choose one of accuracy"):
+    with pytest.raises(AlbertkitError, match="no metric 'beauty'. Choose one of accuracy"):
         options = FinetuneSettings(epochs=1, metric="beauty", device="cpu")
         tune.finetune_examples("classify", texts(20), texts(20, 9), tmp_path, start, options)
     bare = Artifact(start.config, start.weights)
@@ -358,7 +358,7 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
                             str(tmp_path / "out"), "--model", str(tmp_path / "start"), "--epochs", "8", "--learning-rate",
                             "3e-3", "--batch-size", "16", "--device", "cpu"])  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "160 examples are few for a whole model; --freeze may do better" in done.stderr
+    assert "160 examples are few for training the whole model; --freeze may give better results" in done.stderr
     found = run.invoke(app, ["evaluate", "-m", str(tmp_path / "out"), str(tmp_path / "dev.tsv"), "--json"])
     assert json.loads(found.stdout.splitlines()[-1])["accuracy"] > 0.8, found.output
     said = run.invoke(app, ["classify", "-m", str(tmp_path / "out"), "cat dog cow hen", "--json"])

@@ -222,9 +222,7 @@ def test_resume_without_a_checkpoint_starts(bench, tmp_path):
 
 def test_a_folder_that_holds_a_training_is_not_overwritten(bench, tmp_path):
     bench.train(tmp_path, steps=2)
-    with pytest.raises(
-        AlbertkitError, match="contains a training at step 2; resume it with --resume, or choose another"
-    ):
+    with pytest.raises(AlbertkitError, match="contains a run at step 2. Resume it with --resume, or choose another"):
         bench.train(tmp_path, steps=2)
 
 
@@ -240,7 +238,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_works(bench, tmp_path)
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    with pytest.raises(AlbertkitError, match="step-00000006 to resume from the one before"):
+    with pytest.raises(AlbertkitError, match="step-00000006 to resume from the previous checkpoint"):
         bench.train(tmp_path, resume=True, steps=9)
     for path in sorted(file.parent.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -379,7 +377,7 @@ def test_not_a_number_rewinds_to_the_last_checkpoint_at_half_the_rate(bench, tmp
         tmp_path, steps=20, save_steps=5, schedule="constant", warmup_ratio=0.0, log=said.append, evaluations=0
     )
     assert outcome.state.step == 20 and outcome.state.backoff == 0.5
-    assert any("back to step 10 at 0.5 of the learning rate" in text for text in said)
+    assert any("rewinding to step 10 with 0.5 × the learning rate" in text for text in said)
     assert torch.equal(rows[15], rows[10]) and not torch.equal(rows[15], rows[14])  # the data went back as well
     rates = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "train")}
     assert rates == {5: 1e-3, 10: 1e-3, 15: 5e-4, 20: 5e-4}
@@ -400,7 +398,7 @@ def test_not_a_number_is_never_saved(bench, tmp_path, monkeypatch):
 
 def test_three_rewinds_are_enough(bench, tmp_path, monkeypatch):
     spoil(monkeypatch, lambda call: call >= 7)
-    with pytest.raises(AlbertkitError, match=r"mlm_loss nan.*after 3 rewinds; lower --learning-rate.*step-00000005"):
+    with pytest.raises(AlbertkitError, match=r"mlm_loss nan.*after 3 rewinds. Lower --learning-rate.*step-00000005"):
         bench.train(tmp_path, steps=20, save_steps=5)
     assert [line["backoff"] for line in lines(tmp_path, "rewind")] == [0.5, 0.25, 0.125]
     monkeypatch.undo()
@@ -408,7 +406,7 @@ def test_three_rewinds_are_enough(bench, tmp_path, monkeypatch):
 
 
 def test_a_rate_beyond_all_reason_is_found_out(bench, tmp_path):
-    with pytest.raises(AlbertkitError, match="after 3 rewinds; lower --learning-rate"):
+    with pytest.raises(AlbertkitError, match="after 3 rewinds. Lower --learning-rate"):
         bench.train(
             tmp_path, steps=30, learning_rate=1e14, max_grad_norm=0, warmup_ratio=0.0, save_steps=2, log_every=3
         )
@@ -419,7 +417,7 @@ def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain, "STUCK_STEPS", 10)
     with pytest.raises(
         AlbertkitError,
-        match=r"stopped at step 25: .* is 4\.\d\d, .* gives 3\.55: .*half the --learning-rate.* last checkpoint",
+        match=r"stopped at step 25: .* is 4\.\d\d, above the 3\.55 of .*: .*half the --learning-rate.* last checkpoint",
     ):
         bench.train(tmp_path, steps=30, learning_rate=1e-9, evaluations=0)
     assert checkpoint.saved_steps(tmp_path) == [0]  # what has collapsed is not what a resume should go on from
@@ -495,7 +493,7 @@ def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monke
 
     monkeypatch.setattr(TrainingRun, "step", shaken)
     outcome = bench.train(tmp_path, steps=80, save_steps=20, learning_rate=3e-3, evaluations=0, log=said.append)
-    assert any("has diverged" in text and "back to step 60" in text for text in said), said
+    assert any("has diverged" in text and "rewinding to step 60" in text for text in said), said
     assert outcome.state.step == 80 and lines(tmp_path, "train")[-1]["mlm_loss"] < 4
 
 
@@ -535,7 +533,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_a_resume_works(bench, tmp
 
 def test_a_folder_that_cannot_be_written_says_so(bench, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AlbertkitError, match="cannot be written: Not a directory; choose another folder"):
+    with pytest.raises(AlbertkitError, match="cannot be written: Not a directory. Choose another folder"):
         bench.train(tmp_path / "file" / "run", steps=2)
     if os.getuid() == 0:
         return  # root may write anywhere
@@ -549,7 +547,7 @@ def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(PretrainObjective, "forward", full)
-    with pytest.raises(AlbertkitError, match="out of memory with 8 rows; set --micro-batch-size to half"):
+    with pytest.raises(AlbertkitError, match="out of memory with 8 rows. Set --micro-batch-size to half"):
         bench.train(tmp_path, steps=2)
 
 

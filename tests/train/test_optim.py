@@ -204,7 +204,7 @@ def test_state_of_another_optimizer_is_refused(plain_products):
             optimizer.step()
         saved[name] = optimizer_tensors(found)
     for name, other in (("muon", "adamw"), ("adamw", "muon")):
-        with pytest.raises(AlbertkitError, match="resume with the optimizer it was made with"):
+        with pytest.raises(AlbertkitError, match="Resume with the optimizer that wrote it"):
             restore_optimizers(build_optimizers(model(), TrainSettings(steps=1, optimizer=other)), saved[name])
     fewer = {key: value for key, value in saved["adamw"].items() if not key.startswith("0.0.")}
     restore_optimizers(
@@ -254,8 +254,8 @@ def test_progress_counts_the_budget_that_was_given():
 
 def test_settings_are_checked():
     for given_, text in [
-        ({}, "given by none; pass exactly one of steps, tokens and minutes"),
-        ({"steps": 1, "minutes": 2}, "given by steps and minutes"),
+        ({}, "set by none. Pass exactly one of steps, tokens and minutes"),
+        ({"steps": 1, "minutes": 2}, "set by steps and minutes"),
         ({"steps": 0}, "steps is 0; it must be above 0"),
         ({"steps": 1, "batch_size": 0}, "batch_size is 0"),
         ({"steps": 1, "warmup_ratio": 1.0}, "warmup_ratio is 1.0; it must be 0 or above, and below 1"),
@@ -278,9 +278,9 @@ def test_goals_are_checked():
     goals = PretrainSettings(lengths="16:0.25,32:0.75")
     assert [goals.length_at(p) for p in (0, 0.24, 0.25, 0.99, 1.0)] == [16, 16, 32, 32, 32]
     for given_, text in [
-        ({"lengths": "16:0.5,32:0.6"}, "shares add up to 1"),
-        ({"lengths": "4"}, "8 tokens or more"),
-        ({"lengths": "long"}, "write it like 128"),
+        ({"lengths": "16:0.5,32:0.6"}, "shares must add up to 1"),
+        ({"lengths": "4"}, "must be 8 or more"),
+        ({"lengths": "long"}, "Write it like 128"),
         ({"mask_ratio": 0.0}, "mask_ratio is 0.0"),
         ({"layer_decay": 0.0}, "layer_decay is 0.0"),
         ({"sop_weight": -1.0}, "must be 0 or above"),

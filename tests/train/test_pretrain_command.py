@@ -60,7 +60,7 @@ def test_a_dry_run_writes_nothing(bench, shape, tmp_path, say):
     assert code == 0, err
     assert sorted(tmp_path.rglob("*")) == before
     told = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
-    assert told["vocabulary"] == "56" and told["tokens for one update"] == "64" and told["steps"] == "3"
+    assert told["vocabulary"] == "56" and told["tokens per step"] == "64" and told["steps"] == "3"
     config = bench.config.replace(vocab_size=56)
     from albertkit.model.albert_model import build_head
 
@@ -97,12 +97,14 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
     refused(say("pretrain", tmp_path / "nowhere", *given), "is not a folder. Build a corpus with")
     (tmp_path / "empty").mkdir()
     refused(say("pretrain", tmp_path / "empty", *given), "is empty. Build a corpus with")
-    refused(say("pretrain", bench.shards, *given, "--tokens", 5), "given by steps and tokens", "exactly one of")
+    refused(say("pretrain", bench.shards, *given, "--tokens", 5), "set by steps and tokens", "exactly one of")
     refused(say("pretrain", bench.shards, "-o", run, "--shape", shape, "--steps", 0), "steps is 0; it must be above 0")
     refused(say("pretrain", bench.shards, *given, "--optimizer", "adam"), "choose one of adamw, lamb, muon")
-    refused(say("pretrain", bench.shards, *given, "--device", "cuda:99"), "use --device cpu")
-    refused(say("pretrain", bench.shards, *given, "--device", "abacus"), "'abacus' cannot be used", "use --device cpu")
-    refused(say("pretrain", bench.shards, *given, "--lengths", "512"), "rows of 512 tokens do not fit the 40 positions")
+    refused(say("pretrain", bench.shards, *given, "--device", "cuda:99"), "Use --device cpu")
+    refused(say("pretrain", bench.shards, *given, "--device", "abacus"), "'abacus' cannot be used", "Use --device cpu")
+    refused(
+        say("pretrain", bench.shards, *given, "--lengths", "512"), "rows of 512 tokens do not fit: this shape has 40"
+    )
     refused(say("pretrain", bench.shards, *given, "--mask-ratio", "2"), "mask_ratio is 2.0")
     refused(say("pretrain", bench.shards, *given, "--seed", "-1"), "seed is -1")
     refused(say("pretrain", bench.shards, *given, "--learning-rat", "1"), "learning-rat")
@@ -113,7 +115,7 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
 def test_a_folder_with_a_training_needs_resume(bench, shape, tmp_path, say):
     given = ("pretrain", bench.shards, "-o", tmp_path / "run", "--shape", shape, "--steps", 2, *QUICK)
     assert say(*given)[0] == 0
-    refused(say(*given), "contains a training at step 2; resume it with --resume")
+    refused(say(*given), "contains a run at step 2. Resume it with --resume")
     code, _, err = say(*given, "--resume")
     assert code == 0 and "resuming from step 2" in err
 

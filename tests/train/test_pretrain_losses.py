@@ -286,7 +286,7 @@ def test_the_scale_is_the_root_of_the_embedding_size():
 
 
 def test_rows_longer_than_the_positions_are_refused(bench):
-    with pytest.raises(AlbertkitError, match="rows of 64 tokens do not fit the 40 positions"):
+    with pytest.raises(AlbertkitError, match="rows of 64 tokens do not fit: this shape has 40 positions"):
         bench.work(TrainSettings(steps=1, device="cpu"), PretrainSettings(lengths="64"))
 
 

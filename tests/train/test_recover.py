@@ -117,9 +117,7 @@ def test_folder_of_another_training_is_an_error(whole, tmp_path):
     name = name if name in artifact.weights else next(n for n in artifact.weights if n.endswith("ffn.up.weight"))
     other = dataclasses.replace(artifact, weights={**artifact.weights, name: artifact.weights[name] + 1})
     for change in ({"data": data_for_model(artifact, corrected, ())}, {"hidden": 0.5}, {"teacher": other}):
-        with pytest.raises(
-            AlbertkitError, match="run: this folder contains a training on other examples, from another"
-        ):
+        with pytest.raises(AlbertkitError, match="run: this folder contains a run with other examples, another"):
             recover_model(dataclasses.replace(job, **change), tmp_path / "run")
 
 
@@ -144,9 +142,7 @@ def test_run_of_another_pruning_is_not_resumed(whole, tmp_path):
         (keep, [e.text for e in texts(40, 3)]),
         (keep, lines, 9),
     ):
-        with pytest.raises(
-            AlbertkitError, match="run: this folder contains a training on other examples, from another"
-        ):
+        with pytest.raises(AlbertkitError, match="run: this folder contains a run with other examples, another"):
             again("third", *other)
     again("fourth", keep, lines, asked="half", run="told")
     again(
@@ -262,7 +258,7 @@ def test_texts_are_read_from_files(tmp_path):
     (tmp_path / "lines.txt").write_text("\n".join(f"text {i}" for i in range(40)))
     train, dev = read_plain_texts(tmp_path / "lines.txt", None, print)
     assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
-    with pytest.raises(AlbertkitError, match="is a folder, and a file with one text per line is needed"):
+    with pytest.raises(AlbertkitError, match="is a folder, but a file with one text per line is required"):
         read_plain_texts(tmp_path, None, print)
 
 

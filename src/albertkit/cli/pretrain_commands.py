@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import format_table, log, print_json, print_result, round_metrics, stage_progress_bar, to_json
+from albertkit.cli.console import (
+    format_table,
+    log,
+    print_json,
+    print_result,
+    round_metrics,
+    stage_progress_bar,
+    to_json,
+)
 from albertkit.data.corpus_folder import CorpusSettings
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.train_settings import PretrainSettings, TrainSettings

@@ -1,9 +1,9 @@
 """Texts → a corpus folder: token ids in shards, ready for pre-training.
 
 In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens. Documents
-that are short or occurred before are dropped. A hash of the document decides whether it is held out, so that it stays
-held out when inputs are added. The folder does not depend on the number of workers, nor on how often the run was
-killed: after each finished shard the resume log stores the position.
+that are short or duplicates are dropped. A hash of the document determines whether it is held out, so it stays held
+out when inputs are added. After each finished shard, the resume log stores the position. The folder does not depend on
+the number of workers or on interruptions.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from albertkit.tokenizer import Tokenizer
 
 __all__ = ["BuildResult", "CorpusEstimate", "CorpusSettings", "build_corpus", "estimate_corpus"]
 
-CHECKED_TOKENS = 10_000  # after which the share of unknown ones is checked
-SAMPLED_FILES = 4  # that an estimate reads
+CHECKED_TOKENS = 10_000  # tokens after which the share of unknown tokens is checked
+SAMPLED_FILES = 4  # files that an estimate reads
 COUNTS = (
     *("documents_read", "documents_kept", "duplicates", "too_short", "bad_lines"),
     *("tokens_read", "unknown", "sentences", "tokens", "words"),
@@ -59,7 +59,7 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build_corpus` did."""
+    """The result of `build_corpus`."""
 
     shards: Shards
     was_complete: bool  # the corpus was already complete
@@ -71,7 +71,7 @@ class CorpusEstimate:
     """The size of a corpus, estimated from a megabyte of a few inputs."""
 
     inputs: int
-    bytes: int  # on disk, compressed as they are
+    bytes: int  # of the inputs on disk, compressed or not
     tokens: int
     shards: int
     corpus_bytes: int
@@ -89,8 +89,8 @@ def build_corpus(
 ) -> BuildResult:
     """Build a corpus, or resume one that was started with the same inputs, settings and tokenizer.
 
-    workers: processes that tokenize, by default one per core; the corpus is the same. force: replace an existing
-    corpus.
+    workers: processes that tokenize, by default one per core; the corpus does not depend on it. force: replace an
+    existing corpus.
     """
     folder = Path(output)
     workers = worker_count(workers)
@@ -105,7 +105,7 @@ def build_corpus(
         if (folder / MANIFEST).is_file():
             shards = Shards.open(folder)
             corpus_folder.check_same_corpus(identity, shards.manifest, folder)
-            corpus_folder.delete_resume_log(folder)  # the run was killed between the manifest and the end
+            corpus_folder.delete_resume_log(folder)  # the run was killed after it wrote the manifest
             return BuildResult(shards, was_complete=True, was_resumed=False)
         folder.mkdir(parents=True, exist_ok=True)
         with closing(ResumeLog(folder)) as log:
@@ -124,21 +124,21 @@ def build_corpus(
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AlbertkitError(
-            f"writing {folder} failed: {reason}. Solve that, then rerun the command to resume after "
+            f"writing {folder} failed: {reason}. Fix this, then rerun the command to resume after "
             "the last finished shard."
         ) from None
     return BuildResult(Shards(folder, tokenizer.vocab_size, manifest), was_complete=False, was_resumed=was_resumed)
 
 
 def estimate_corpus(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: CorpusSettings) -> CorpusEstimate:
-    """Estimate the corpus of some inputs from the beginnings of a few; writes nothing."""
+    """Estimate the size of a corpus from the first megabyte of a few inputs; writes nothing."""
     files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
     tokenize = DocumentTokenizer(tokenizer, settings)
     regular = [file for file in files if file.name != "-"]
     read = tokens = 0
     for file in regular[:: max(1, len(regular) // SAMPLED_FILES)][:SAMPLED_FILES]:
         blocks = list(itertools.islice(read_blocks([file], settings.text_column), 2))
-        if blocks:  # reading the second block took from the disk what the first one contains
+        if blocks:  # bytes are counted when they are read, so the second block's difference is the size of the first
             read += blocks[1].bytes_read - blocks[0].bytes_read if len(blocks) == 2 else file.size
             tokens += len(tokenize(blocks[0]).tokens)
     total = sum(file.size for file in regular)
@@ -158,8 +158,8 @@ class CorpusBuilder:
         self.writers = {s: ShardWriter(folder, s, self.vocabulary, settings.shard_tokens) for s in SPLITS}
         self.counts = dict.fromkeys(COUNTS, 0)
         self.position = BlockPosition()
-        self.is_held_out = False  # whether the last document was
-        self.saved_shards = 0  # finished shards that the resume log knows of
+        self.is_held_out = False  # whether the last document was held out
+        self.saved_shards = 0  # finished shards in the resume log
         self.identity: dict[str, Any] = {}
 
     def entries(self) -> dict[str, list[dict[str, Any]]]:
@@ -167,7 +167,7 @@ class CorpusBuilder:
         return {split: writer.entries for split, writer in self.writers.items()}
 
     def resume(self, identity: dict[str, Any]) -> bool:
-        """Go to the position in the resume log; whether there is one. Raises if the log is of another corpus."""
+        """Restore the position from the resume log; False if there is none. Raises if the log is of another corpus."""
         state, arrays = self.log.read()
         self.identity, self.saved_shards = identity, sum(map(len, state.get("entries", {}).values()))
         if not self.saved_shards:
@@ -177,7 +177,7 @@ class CorpusBuilder:
             return False
         if any(file.name == "-" for file in self.files):
             raise AlbertkitError(
-                f"{self.folder} contains an incomplete corpus, and reading stdin cannot be resumed. Use --force to "
+                f"{self.folder} contains an incomplete corpus, and stdin cannot be resumed. Use --force to "
                 "start over, or another folder."
             )
         corpus_folder.check_same_corpus(identity, state["identity"], self.folder)
@@ -208,7 +208,7 @@ class CorpusBuilder:
         self.saved_shards = sum(map(len, self.entries().values()))
 
     def run(self, workers: int, progress: Progress) -> None:
-        """Read and tokenize everything from the position on."""
+        """Read and tokenize all inputs from the current position."""
         settings = self.settings
         before = np.cumsum([0] + [file.size for file in self.files]).tolist()
         blocks = read_blocks(self.files, settings.text_column, self.position)
@@ -249,8 +249,8 @@ class CorpusBuilder:
         total, unknown, most = self.counts["tokens_read"], self.counts["unknown"], self.settings.max_unknown
         if total >= least and unknown > most * total:
             raise AlbertkitError(
-                f"{unknown / total:.0%} of the first {total:,} tokens are unknown to the vocabulary; at most "
-                f"{most:.0%} may be. Use a tokenizer for the language of the text (albertkit tokenizer trains one), "
+                f"{unknown / total:.0%} of the first {total:,} tokens are unknown to the vocabulary: the limit is "
+                f"{most:.0%}. Use a tokenizer for the language of the text (albertkit tokenizer trains one), "
                 "or raise --max-unknown."
             )
 
@@ -283,7 +283,7 @@ def _select(documents: TokenizedDocuments, chosen: np.ndarray) -> DocumentArrays
 
 
 def _empty(counts: dict[str, int], settings: CorpusSettings) -> str:
-    """Why there is nothing to train on."""
+    """The reason why there is nothing to train on."""
     read, short, twice = (counts[name] for name in ("documents_read", "too_short", "duplicates"))
     if not read:
         return "the inputs contain no text. Pass files with one paragraph per line and a blank line between documents."

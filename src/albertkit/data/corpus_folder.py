@@ -1,7 +1,7 @@
-"""The folder of a corpus: its settings and identity, its resume log, what in it may be deleted.
+"""The folder of a corpus: its settings, identity and resume log, and the deletion of old files.
 
-In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or an error; the `ResumeLog`, which stores
-how far a run came. Before this file: `shards.py`; after it: `corpus.py`.
+In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or an error, and the `ResumeLog`, which
+stores the progress of a run. Before this file: `shards.py`; after it: `corpus.py`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.tokenizer_files import to_json
 
-RULES = 1  # raised when the same text would give other shards, so that a newer version does not resume an older run
+RULES = 1  # version of the rules: a version that writes different shards does not resume an older run
 RESUME_LOG = "unfinished.sqlite"
 _CORPUS_FILE = re.compile(
     r"\.?((train|held-out)-\d{5,}\.(tokens|sentences|documents)|unigrams)\.npy(\.part)?|\.manifest\.json\.part"
 )
-Progress = Callable[[str, int, int, int], object]  # the stage, bytes done, bytes in all, tokens so far
+Progress = Callable[[str, int, int, int], object]  # stage, bytes done, total bytes, tokens so far
 
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """How a corpus is made from its inputs with its tokenizer."""
+    """How to build a corpus from its inputs."""
 
     text_column: str | None = setting(None, "JSON field or Parquet column with the text  [default: text]")
     held_out: float = setting(0.005, "Share of the documents kept out of training.")
@@ -60,13 +60,13 @@ class CorpusSettings:
         ):
             value = getattr(self, name)
             if not least <= value <= most:
-                raise AlbertkitError(f"{name} is {value!r} and must be between {least:,} and {most:,}")
+                raise AlbertkitError(f"{name}={value!r} is out of range: pass a number from {least:,} to {most:,}.")
 
 
 def corpus_identity(
     files: list[TextFile], tokenizer: Tokenizer, settings: CorpusSettings, progress: Progress
 ) -> dict[str, Any]:
-    """What decides the bytes of a corpus: the tokenizer, the settings, and the hash of each input."""
+    """Everything that determines a corpus: the tokenizer, the settings, and the hash of each input."""
     inputs = []
     done, total = 0, sum(file.size for file in files)
     for file in files:
@@ -117,7 +117,7 @@ def check_folder(folder: Path) -> None:
 
 
 def delete_corpus(folder: Path) -> None:
-    """Delete a corpus, complete or not, and nothing else; first what makes it count as one."""
+    """Delete a corpus, complete or not, and nothing else. The files that identify it as a corpus are deleted first."""
     if not folder.is_dir():
         return
     if is_locked(folder):
@@ -149,11 +149,11 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 class ResumeLog:
-    """How far a run came, and the hashes of all documents seen; only one process can open it.
+    """The progress of a run and the hashes of all documents seen. Only one process can open it.
 
-    One SQLite file in the corpus folder, deleted when the corpus is complete. Hashes and progress change together, in
-    one transaction per finished shard, so that a killed run loses only what came after its last shard. The hashes take
-    about 20 bytes each on disk, and SQLite's cache of 64 MB in memory, however many there are.
+    It is an SQLite file in the corpus folder, and is deleted when the corpus is complete. Hashes and progress are
+    written in one transaction per finished shard, so a killed run loses only the work after its last shard. Each hash
+    takes about 20 bytes on disk. Memory use is limited to SQLite's cache of 64 MB.
     """
 
     def __init__(self, folder: Path):
@@ -174,12 +174,12 @@ class ResumeLog:
             raise AlbertkitError(f"{self.path} cannot be used: {reason}") from None
 
     def read(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What was saved last: a JSON object and some arrays as bytes; both empty at the beginning."""
+        """The saved state: a JSON object, and arrays as bytes. Both are empty at the start."""
         rows = dict(self._db.execute("SELECT name, value FROM kept"))
         return json.loads(rows.pop("state", "{}")), rows
 
     def save(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Replace what was saved before, and save the hashes seen meanwhile."""
+        """Replace the saved state, and save the hashes seen since then."""
         rows: list[tuple[str, Any]] = [("state", json.dumps(state))]
         rows += [(name, np.ascontiguousarray(array).tobytes()) for name, array in arrays.items()]
         self._db.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)
@@ -192,13 +192,13 @@ class ResumeLog:
         self._db.execute("DELETE FROM seen")
 
     def first_seen(self, hashes: np.ndarray) -> np.ndarray:
-        """True for each hash (uint64) that is new, here and in this array; all are stored."""
+        """True for the first occurrence of each hash (uint64). All hashes are stored."""
         insert = "INSERT OR IGNORE INTO seen VALUES (?)"
         is_new = [self._db.execute(insert, (value,)).rowcount == 1 for value in hashes.view(np.int64).tolist()]
         return np.array(is_new, bool)
 
     def close(self) -> None:
-        """Close the file; what was not saved is lost."""
+        """Close the file. Unsaved state is lost."""
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("ROLLBACK")
         self._db.close()

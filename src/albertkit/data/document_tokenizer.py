@@ -1,8 +1,8 @@
 """Blocks of documents → token ids, in one process or in several.
 
 In: a `Block`. Out: `TokenizedDocuments`, ready for shards. Before this file: `documents.py` and `sentences.py`; after
-it: `corpus.py`, which decides what is kept. The tokens of a word do not depend on its neighbours, and few words make
-up most of a text, so `WordTokenizer` tokenizes each word once. The ids equal those of `Tokenizer.ids_batch`.
+it: `corpus.py`, which drops duplicates. The tokens of a word do not depend on its neighbours, so `WordTokenizer`
+tokenizes each distinct word once. The ids equal those of `Tokenizer.ids_batch`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalizer import CJK, SPACE
 
-CACHED_CHARACTERS = 4_000_000  # of words; about 600,000 words in 150 MB
-LOOKUP_SENTENCES = 1024  # looked up at a time
-WAITING = 2  # blocks for each worker, so that it never idles
-WHOLE = "\ud800"  # marks a sentence that stands for a word: a lone surrogate, which no text from bytes contains
+CACHED_CHARACTERS = 4_000_000  # total length of cached words; about 600,000 words in 150 MB
+LOOKUP_SENTENCES = 1024  # sentences looked up at a time
+WAITING = 2  # blocks queued for each worker, so that it never idles
+WHOLE = "\ud800"  # marks a sentence that is tokenized as a whole: a lone surrogate, which decoded text never contains
 _HAN, _MARKS = "\u3400-\u4dbf\u4e00-\u9fff", re.escape("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 _CHUNKS = re.compile(f"[{_HAN}{_MARKS}]|[^ {_HAN}{_MARKS}]+")
 _IDEOGRAPH = re.compile(f"[{CJK}]")
@@ -45,19 +45,19 @@ _IDEOGRAPH = re.compile(f"[{CJK}]")
 
 @dataclass(frozen=True)
 class TokenizedDocuments:
-    """The documents of one block as tokens; the arrays count what is in each part, in order."""
+    """The documents of one block as tokens."""
 
     tokens: np.ndarray  # (tokens,) ids, the highest bit set where a word starts
-    sentences: np.ndarray  # (sentences,) tokens in each, never 0
-    documents: np.ndarray  # (documents,) sentences in each, perhaps 0
+    sentences: np.ndarray  # (sentences,) tokens in each, at least 1
+    documents: np.ndarray  # (documents,) sentences in each, 0 or more
     hashes: np.ndarray  # (documents,) uint64, of their texts
-    is_inside: bool  # the first document continues the last one of the block before
+    is_inside: bool  # the first document continues the last one of the previous block
     unknown: int  # tokens that are [UNK]
-    bad_lines: int  # lines that were not text, skipped
+    bad_lines: int  # skipped lines that were not text
 
 
 def word_start_table(tokenizer: Tokenizer) -> np.ndarray:
-    """Which tokens start a word: bool (vocabulary,). The first token of a sentence always does.
+    """Which tokens start a word, bool (vocabulary,). The first token of a sentence always does.
 
     Unigram: tokens that begin with "▁", an ideograph or kana, and punctuation. WordPiece: all but the "##" tokens.
     """
@@ -74,7 +74,7 @@ def _is_own_word(token: str) -> bool:
 
 
 class DocumentTokenizer:
-    """Blocks to tokens, for one tokenizer; its cache changes no result."""
+    """Blocks to tokens, for one tokenizer. The cache does not change results."""
 
     def __init__(self, tokenizer: Tokenizer, settings: CorpusSettings):
         self.tokenizer, self.settings = tokenizer, settings
@@ -101,9 +101,9 @@ class DocumentTokenizer:
         )
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, the length of each resulting sentence, and how many resulted from each that was given.
+        """Tokens, the length of each output sentence, and the number of output sentences per input sentence.
 
-        A sentence without tokens gives none, and one that is too long gives several.
+        A sentence without tokens is dropped, and one that is too long is split.
         """
         data, lengths = self.words(sentences)
         tokens = np.frombuffer(data, self.dtype).copy()
@@ -116,7 +116,7 @@ class DocumentTokenizer:
         return tokens, lengths, counts
 
     def _split_long(self, tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Long sentences in parts of at most `max_sentence` tokens, cut before a word where one starts."""
+        """Split long sentences into parts of at most `max_sentence` tokens, at the start of a word if possible."""
         most = self.settings.max_sentence
         result: list[int] = []
         counts = np.minimum(lengths, 1)
@@ -135,14 +135,14 @@ class DocumentTokenizer:
 
 
 class WordTokenizer:
-    """Sentences to the bytes of their token ids, for one tokenizer; its cache changes no result.
+    """Sentences to the bytes of their token ids, for one tokenizer. The cache does not change results.
 
-    A word is what is between spaces; for WordPiece also a Chinese character or an ASCII punctuation mark, where the
-    tokenizer splits by itself before it looks at its vocabulary.
+    Spaces separate words. For WordPiece, Chinese characters and ASCII punctuation marks are also words, since the
+    tokenizer splits there before it uses its vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, table: np.ndarray):
-        """`table` gives for each id the number that is stored: the id, with the bit of a word start."""
+        """`table` has the stored number of each id: the id, with the bit of a word start."""
         self.tokenizer, self.table = tokenizer, table
         self.split_words: Callable[[str], list[str]] = _CHUNKS.findall if tokenizer.kind == "wordpiece" else str.split
         self.cache: dict[str, bytes] = {}
@@ -195,14 +195,14 @@ def worker_count(count: int | None) -> int:
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min(count, 64)
     if not 1 <= count <= 256:
-        raise AlbertkitError(f"workers is {count} and must be from 1 to 256. Pass the number of cores.")
+        raise AlbertkitError(f"workers={count} is out of range: it must be from 1 to 256. Pass the number of cores.")
     return count
 
 
 def tokenize_blocks(
     blocks: Iterable[Block], tokenizer: Path, settings: CorpusSettings, workers: int = 1
 ) -> TokenizedBlocks:
-    """Each block with its tokens, in the order of the blocks; one worker is this process itself."""
+    """Each block with its tokens, in order. With one worker, this process tokenizes."""
     if workers == 1:
         tokenize = DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
         yield from ((block, tokenize(block)) for block in blocks)
@@ -235,14 +235,14 @@ def _load_tokenizer(tokenizer: Path, settings: CorpusSettings) -> DocumentTokeni
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and ends its workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
-    gc.disable()  # there are no reference cycles here, and looking for them is a tenth of the time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # other workers use the other cores
+    gc.disable()  # there are no reference cycles, and garbage collection takes a tenth of the time
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
 def follow_parent() -> None:
-    """End this process when its parent is gone."""
+    """End this process when its parent has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

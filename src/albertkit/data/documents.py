@@ -2,7 +2,7 @@
 
 In: `TextFile`s. Out: `Block`s of whole documents, and the `Documents` in a block. In a text file a blank line separates
 documents and each line is a paragraph. In JSONL and Parquet each row is a document, and the lines of its text are
-paragraphs. Where a block ends depends only on where it begins and on what follows: reading can resume at any block.
+paragraphs. The end of a block depends only on its start and the following text, so reading can resume at any block.
 Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
 """
 
@@ -29,26 +29,26 @@ from albertkit.text_reader import (
     parse_json_line,
 )
 
-# csv and tsv files are no corpora: such a file is plain text
+# csv and tsv files are read as plain text
 CORPUS_FORMATS = {suffix: format for suffix, format in FORMATS.items() if format not in ("csv", "tsv")}
-BLOCK_BYTES = 1 << 20  # read at a time
-DOCUMENT_LIMIT = 16 << 20  # bytes of a line and of a document; a longer document becomes several
+BLOCK_BYTES = 1 << 20  # bytes read at a time
+DOCUMENT_LIMIT = 16 << 20  # maximum bytes of a line or a document; longer documents are split
 SKIP_HINT = "or skip such lines (--skip-bad)."
 
 
 @dataclass(frozen=True)
 class BlockPosition:
-    """Where a block begins: in which file, after how many decompressed bytes (or rows), on which line."""
+    """The start of a block: the file, the offset in decompressed bytes (or rows), and the line."""
 
     source: int = 0
     offset: int = 0
     line: int = 1
-    is_inside: bool = False  # within a document that was too long for one block
+    is_inside: bool = False  # inside a document that was too long for one block
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some documents as they were read: the bytes of lines, or the texts of rows."""
+    """Unparsed documents: the bytes of lines, or the texts of rows."""
 
     source: str
     format: TextFormat
@@ -63,8 +63,8 @@ class Block:
 class Documents:
     """The documents of a block."""
 
-    paragraphs: list[list[str]] = field(default_factory=list)  # of each document, none of them empty
-    is_inside: bool = False  # the first document continues the last one of the block before
+    paragraphs: list[list[str]] = field(default_factory=list)  # of each document; no paragraph is empty
+    is_inside: bool = False  # the first document continues the last one of the previous block
     bad_lines: int = 0  # skipped
 
     def skip(self, problem: str, skip_bad: bool) -> None:
@@ -114,7 +114,7 @@ def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iter
 
 def _long_line(name: str, line: int) -> str:
     return (
-        f"line {line} of {name} has over {DOCUMENT_LIMIT:,} bytes. Put one paragraph on a line, and a blank line "
+        f"line {line} of {name} has over {DOCUMENT_LIMIT:,} bytes. Write one paragraph per line, and a blank line "
         "between documents."
     )
 
@@ -123,12 +123,12 @@ def _skip(stream: Any, count: int) -> None:
     while count > 0:
         part = stream.read(min(count, BLOCK_BYTES))
         if not part:
-            raise AlbertkitError("an input is shorter than when the corpus was started. Use --force or another folder.")
+            raise AlbertkitError("an input is shorter than when the build started. Use --force or another folder.")
         count -= len(part)
 
 
 def _cut(data: bytes, format: TextFormat) -> tuple[int, bool]:
-    """How many bytes make a block (0: read more), and whether it ends inside a document."""
+    """The number of bytes of a block (0: read more), and whether it ends inside a document."""
     if format == "jsonl":
         return data.rfind(b"\n") + 1, False
     blank = max(data.rfind(end) + len(end) if end in data else 0 for end in (b"\n\n", b"\n\r\n"))
@@ -164,7 +164,7 @@ def _row_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Itera
 
 
 def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
-    """The documents of a block; with `skip_bad`, lines that are not text are counted instead of being an error."""
+    """The documents of a block. With `skip_bad`, lines that are not text are skipped and counted instead of raising."""
     result = Documents()
     rows: Sequence[str | None] = block.data if isinstance(block.data, tuple) else _lines(block, result, skip_bad)
     if block.format == "text":
@@ -202,7 +202,7 @@ def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
         if b"\0" in data or len(data) > DOCUMENT_LIMIT:
             raise ValueError
         return [*data.decode("utf-8").split("\n")]
-    except ValueError:  # look at each line, to name it or to skip it
+    except ValueError:  # check each line, to name or skip the bad ones
         lines: list[str | None] = []
     for number, line in enumerate(data.split(b"\n"), block.start.line):
         if len(line) > DOCUMENT_LIMIT:

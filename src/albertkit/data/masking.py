@@ -1,8 +1,8 @@
-"""Rows → masked rows, on the device: sentence order and n-gram masking, different each time a row is seen.
+"""Rows → masked rows, on the device: sentence order and dynamic n-gram masking.
 
 In: `SegmentPairs` as tensors (`row_stream.py`). Out: `MaskedRows`, with the targets of both objectives, for
-`train/pretrain.py`. Random numbers come from a hash of (seed, step, row, column): they are the same on every device and
-for any number of processes, and a resumed run needs no saved state.
+`train/pretrain.py`. Random numbers are a hash of (seed, step, row, column). They are the same on every device and for
+any number of processes, and a resumed run needs no saved state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MaskedRows:
     ids: Tensor  # (rows, length) int64
     segments: Tensor  # (rows, length) int64
     positions: Tensor  # (n,) flat positions of the masked tokens; 0 where there are fewer
-    words: Tensor  # (n,) int64, the original token at each, or -100
+    words: Tensor  # (n,) int64, the original tokens, or -100
     order: Tensor  # (rows,) 0 in order, 1 swapped, or -100
 
 
@@ -44,7 +44,7 @@ def random_key(seed: int, step: int, device: torch.device | str) -> Tensor:
 
 
 def to_device(numbers: np.ndarray | list[int] | int, device: torch.device | str) -> Tensor:
-    """Integers on a device, without waiting for it."""
+    """Integers on a device, copied without synchronization."""
     here = torch.as_tensor(numbers, dtype=torch.int64)
     if torch.device(device).type == "cuda":
         return here.pin_memory().to(device, non_blocking=True)
@@ -64,7 +64,7 @@ def _mix64(x: int) -> int:
 
 
 def _mix32(x: Tensor) -> Tensor:
-    """A hash of 32-bit numbers held in int64; only the low half of a product counts."""
+    """A hash of 32-bit numbers in int64; only the low half of each product is used."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return x ^ (x >> 16)
@@ -86,9 +86,9 @@ def arrange_segments(
     The rows are [CLS] one [SEP] other [SEP], or [CLS] one [SEP] where `first` counts all tokens. Each result is
     (rows, length).
     """
-    width = tokens.shape[1] - 1  # of a row of two segments; one text has a token more
+    width = tokens.shape[1] - 1  # tokens of a row of two segments; a row of one segment has one more
     bit = 1 << (8 * tokens.element_size() - 1)
-    plain = tokens.long() & (2 * bit - 1)  # (rows, width); signed types come with their sign
+    plain = tokens.long() & (2 * bit - 1)  # (rows, width); removes the sign extension
     place = torch.arange(width + 3, device=tokens.device)[None]  # (1, length)
     first, swap = first.long()[:, None], (swap & ordered)[:, None]
     ahead = torch.where(swap, width - first, first)  # tokens before the middle [SEP]
@@ -103,10 +103,11 @@ def arrange_segments(
 
 
 def choose_masks(starts: Tensor, special: Tensor, edges: Tensor, draw: tuple[Tensor, Tensor], rate: float) -> Tensor:
-    """Which tokens to mask, (rows, length) bool. `edges`: where a segment begins, which no n-gram crosses.
+    """Which tokens to mask, (rows, length) bool. `edges`: starts of segments, which no n-gram crosses.
 
-    N-grams of one to three words tile the words of a segment, with p(n) ∝ 1/n. Tiles are taken in random order until
-    the share `rate` of the row is masked, the last one with the probability that makes it so on average.
+    N-grams of one to three words partition the words of a segment, with p(n) ∝ 1/n. N-grams are masked in random order
+    until the share `rate` of the row is reached. The last one is masked with the probability that gives `rate` on
+    average.
     """
     key, rows = draw
     length = starts.shape[1]
@@ -116,7 +117,7 @@ def choose_masks(starts: Tensor, special: Tensor, edges: Tensor, draw: tuple[Ten
     begins = torch.zeros(len(rows), length + 1, dtype=torch.bool, device=starts.device).scatter_(1, ends, True)
     word = starts.long().cumsum(1) - 1
     tile = (starts & (begins.gather(1, word.clamp(min=0)) | edges)).long().cumsum(1) - 1
-    tile = torch.where(special, length, tile)  # the last index collects what is never masked
+    tile = torch.where(special, length, tile)  # the last index collects tokens that are never masked
     counts = torch.zeros(len(rows), length + 1, dtype=torch.long, device=starts.device)
     counts = counts.scatter_add_(1, tile, torch.ones_like(tile))[:, :length]
     empty = counts == 0
@@ -158,7 +159,7 @@ def mask_rows(
     words = specials.words
     other = words[(uniform(key, rows, length, 5) * len(words)).long()]
     shown = torch.where(chosen & (action < 0.8), specials.mask, torch.where(chosen & (action >= 0.9), other, ids))
-    room = int(len(tokens) * (length - 3) * rate * 1.03) + 64  # masks beyond it have no target
+    room = int(len(tokens) * (length - 3) * rate * 1.03) + 64  # further masks have no target
     places = _positions(chosen.flatten(), room)
     targets = torch.where(places >= 0, ids.flatten()[places.clamp(min=0)], IGNORED)
     places = places.clamp(min=0)

@@ -1,9 +1,9 @@
 """Shards → rows: an endless, seeded, resumable stream of training rows, all of one length, without padding.
 
 In: the shards of `corpus.py`. Out: `SegmentPairs`, for `masking.py`. A row is a run of whole sentences of one document,
-split in two at the end of a sentence; its shape does not reveal which segment came first. Rows without a fair place to
-split have no target for sentence order. Every epoch cuts the documents at other places. Shards are planned and shuffled
-in groups, so that memory does not grow with the corpus, and a position in the stream is three numbers.
+split in two at the end of a sentence. The lengths of the segments do not reveal their order. Rows without such a split
+have no sentence-order target. Every epoch splits the documents at other places. Shards are planned and shuffled in
+groups, so memory does not grow with the corpus. A position in the stream is three numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from albertkit.errors import AlbertkitError
 
 SPECIALS = 3  # [CLS] first [SEP] second [SEP]
 GROUP_TOKENS = 256 * 2**20  # tokens planned and shuffled together
-SPLIT_TRIES = 16  # to find a place where a row may be split
+SPLIT_TRIES = 16  # attempts to find a place to split a row
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Where the next row comes from."""
+    """The position of the next row."""
 
     epoch: int = 0
     group: int = 0
@@ -33,11 +33,11 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class SegmentPairs:
-    """Rows of two segments that follow each other, in the order of the document."""
+    """Rows of two consecutive segments, in the order of the document."""
 
     tokens: np.ndarray  # (rows, length - 2) uint16 or uint32; the highest bit marks the start of a word
-    first: np.ndarray  # (rows,) tokens of the first segment: all of them for one text; else the last column is not used
-    ordered: np.ndarray  # (rows,) whether both come from one document and meet at a sentence's end
+    first: np.ndarray  # (rows,) tokens of the first segment; all for a single text, otherwise the last column is unused
+    ordered: np.ndarray  # (rows,) whether both are from one document and meet at the end of a sentence
 
     def __getitem__(self, rows: slice) -> SegmentPairs:
         return SegmentPairs(self.tokens[rows], self.first[rows], self.ordered[rows])
@@ -48,7 +48,7 @@ class SegmentPairs:
 
 @dataclass(frozen=True)
 class RowSpans:
-    """Where the two segments of each row lie in their shard: [a0, a1) and [b0, b1)."""
+    """The spans of the two segments of each row in their shard: [a0, a1) and [b0, b1)."""
 
     a0: np.ndarray
     a1: np.ndarray
@@ -62,7 +62,7 @@ class RowSpans:
 
 @dataclass(frozen=True)
 class SentenceRuns:
-    """Sentences that fill a row, by their numbers in the shard."""
+    """Sentences that fill a row, by their indices in the shard."""
 
     first: np.ndarray
     last: np.ndarray
@@ -81,7 +81,7 @@ def _concatenate(parts: Sequence[Arrays]) -> Arrays:
 def plan_rows(shard: Shard, width: int, epoch: int, rng: np.random.Generator, single: float = 0.0) -> RowSpans:
     """Cut a shard into rows of `width` tokens, or one more for the share that is a `single` text.
 
-    What is trimmed in one epoch is read in another.
+    Tokens that are trimmed in one epoch are used in another.
     """
     ends = np.asarray(shard.sentences, np.int64)
     starts = np.concatenate([[0], ends[:-1]])
@@ -100,7 +100,7 @@ def plan_rows(shard: Shard, width: int, epoch: int, rng: np.random.Generator, si
 
 
 def _join_segments(spans: RowSpans, width: int, tokens: int, chosen: np.ndarray) -> RowSpans:
-    """The chosen rows as one text: from where they begin, without a gap."""
+    """The chosen rows as single texts: from their start, without a gap."""
     chosen = chosen & (tokens > width)
     begin = np.minimum(spans.a0, tokens - width - 1)
     end = begin + width + 1
@@ -121,7 +121,7 @@ def _find_runs(
     epoch: int,
     rng: np.random.Generator,
 ) -> SentenceRuns:
-    """The sentences of each row inside the documents: all documents step forward together."""
+    """The sentences of each row inside the documents, computed for all documents at once."""
     begin, end = documents
     at = np.searchsorted(starts, begin)
     runs: list[SentenceRuns] = [SentenceRuns(at[:0], at[:0], np.empty(0, bool))]
@@ -129,19 +129,19 @@ def _find_runs(
     def add(first: np.ndarray, last: np.ndarray, tail: bool) -> None:
         runs.append(SentenceRuns(first, last, np.full(len(first), tail)))
 
-    if epoch:  # another cut: begin up to one row later, where the document is long enough
+    if epoch:  # other splits: start up to one row later, if the document is long enough
         later = np.searchsorted(starts, begin + (rng.random(len(begin)) * width).astype(np.int64))
         moved = starts[np.minimum(later, len(starts) - 1)]
         fits = (later < len(starts)) & (end - moved >= width)
         head = fits & (rng.random(len(begin)) < (moved - begin) / width)
-        add(at[head], np.searchsorted(ends, begin[head] + width), False)  # what was skipped, with what follows it
+        add(at[head], np.searchsorted(ends, begin[head] + width), False)  # the skipped tokens and the following ones
         at = np.where(fits, later, at)
     while len(at):
         stop = np.searchsorted(ends, starts[at] + width)  # the sentence that fills the row
         add(at, stop, False)
         left = end - ends[stop]
         tail = (left > 0) & (left < width) & (rng.random(len(at)) < left / width)
-        if tail.any():  # a rest too short for a row is read together with what precedes it
+        if tail.any():  # a remainder too short for a row is extended to the left
             first = np.searchsorted(starts, end[tail] - width, side="right") - 1
             add(first, np.searchsorted(ends, end[tail]), True)
         more = left >= width
@@ -152,11 +152,11 @@ def _find_runs(
 def _split_runs(
     starts: np.ndarray, ends: np.ndarray, runs: SentenceRuns, width: int, rng: np.random.Generator
 ) -> RowSpans:
-    """Split runs of sentences in two at a sentence's end, and trim them to `width` tokens together.
+    """Split runs of sentences in two at the end of a sentence, and trim both to `width` tokens in total.
 
-    Without the last sentence of a run the row would not be full, so that it is longer than most. A run is split only
-    after a sentence of which the same is true: then both segments have similar shapes, and swapped they would have
-    made a row as well. (In a run that ends with its document, the same holds for first sentences.)
+    The last sentence of a run completes the row, so it is longer than most. A run is split only after a sentence that
+    would also complete a row: then both segments have similar length distributions, and the swapped row would be a
+    valid row too. (In a run that ends with its document, the same holds for first sentences.)
     """
     begin, end = starts[runs.first], ends[runs.last]
     excess = end - begin - width
@@ -171,7 +171,7 @@ def _split_runs(
         open_runs = open_runs[~fits]
     ordered = half >= 0
     before, after = half - begin, end - half
-    odd = rng.integers(0, 2, len(begin))  # the odd token: always on one side, it would reveal the order
+    odd = rng.integers(0, 2, len(begin))  # the side of an odd token is random: a fixed side would reveal the order
     off_first = np.clip((excess + before - after + odd) // 2, 0, excess)
     off_second = excess - off_first
     front = (rng.random(len(begin)) * (off_first + 1)).astype(np.int64)
@@ -187,7 +187,7 @@ def _split_runs(
 
 
 def _cross_documents(begin: np.ndarray, document_ends: np.ndarray, tokens: int, width: int) -> RowSpans:
-    """Rows that start with a short document and continue into the next ones; split where a document ends."""
+    """Rows that start with a short document and continue into the next ones, split at the end of a document."""
     begin = np.minimum(begin, tokens - width)
     half = document_ends[np.searchsorted(document_ends, begin, side="right")]
     half = np.where(half < begin + width, half, begin + width // 2)
@@ -207,11 +207,11 @@ class RowStream:
     ) -> None:
         self.shards, self.width, self.seed, self.single = shards, length - SPECIALS, seed, single
         if self.width < 2:
-            raise AlbertkitError(f"length is {length}; a row needs at least {SPECIALS + 2} tokens")
+            raise AlbertkitError(f"length={length} is too small: a row needs at least {SPECIALS + 2} tokens.")
         sizes = [len(shard.tokens) for shard in shards]
         if max(sizes, default=0) < self.width:
             raise AlbertkitError(
-                f"the largest shard has {max(sizes, default=0):,} tokens and a row needs {self.width}. "
+                f"the largest shard has {max(sizes, default=0):,} tokens, but a row needs {self.width}. "
                 "Pass more text or smaller --lengths."
             )
         self.position = position or StreamPosition()
@@ -246,7 +246,7 @@ class RowStream:
         self._order = order.permutation(int(counts.sum()))
 
     def take(self, rows: int, share: slice = slice(None)) -> SegmentPairs:
-        """The next `rows` rows; only those of `share` are read (one process's share of a batch)."""
+        """The next `rows` rows. Only those in `share` are read, the part of this process."""
         wanted = np.zeros(rows, bool)
         wanted[share] = True
         parts = []

@@ -1,14 +1,14 @@
 """A corpus folder: token ids in memory-mapped arrays, with the ends of sentences and documents. No torch here.
 
     manifest.json               counts, settings, inputs, and the hash of each file; written last
-    tokenizer/                  the tokenizer the ids belong to
+    tokenizer/                  the tokenizer of the ids
     unigrams.npy                int64 (vocabulary,): how often each id occurs in the train split
     train-00000.tokens.npy      uint16 or uint32: ids of all sentences; the highest bit is set where a word starts
     train-00000.sentences.npy   uint32: the token at which each sentence ends
     train-00000.documents.npy   uint32: the sentence at which each document ends
 
-`corpus.py` fills a `ShardWriter` for each split; `row_stream.py` and `passages.py` read what `Shards` opens. Each file
-is written completely or not at all.
+`corpus.py` fills a `ShardWriter` for each split; `row_stream.py` and `passages.py` read `Shards`. Each file is written
+atomically.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TOKENIZER = "tokenizer"
 UNIGRAMS = "unigrams.npy"
 SPLITS = ("train", "held-out")
 PARTS = ("tokens", "sentences", "documents")
-UINT16_VOCABULARY = 1 << 15  # ids of a larger vocabulary leave no bit free in 16
+UINT16_VOCABULARY = 1 << 15  # ids of a larger vocabulary leave no free bit in uint16
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """The type of the stored ids of a vocabulary of this size; one bit is for word starts."""
+    """The dtype of stored ids for a vocabulary size; one bit marks word starts."""
     return np.dtype(np.uint16 if vocabulary <= UINT16_VOCABULARY else np.uint32)
 
 
@@ -47,7 +47,7 @@ def word_bit(dtype: np.dtype[Any]) -> int:
 
 
 def token_ids(tokens: np.ndarray) -> np.ndarray:
-    """The ids alone, in the type they came in."""
+    """The ids without the word bit, in the same dtype."""
     return tokens & tokens.dtype.type(word_bit(tokens.dtype) - 1)
 
 
@@ -83,7 +83,7 @@ class Shards:
 
     @classmethod
     def open(cls, folder: Path | str, verify: bool = False) -> Shards:
-        """Open a corpus folder and check that all of it is there; `verify` also compares every byte with its hash."""
+        """Open a corpus folder and check that it is complete; `verify` also checks the hash of every file."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
             raise AlbertkitError(_missing(folder))
@@ -100,7 +100,7 @@ class Shards:
         return shards
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the ids belong to."""
+        """The tokenizer of the ids."""
         return Tokenizer.load(self.folder / TOKENIZER, vocab_size=self.vocabulary)
 
     def unigrams(self) -> np.ndarray:
@@ -120,25 +120,25 @@ class Shards:
             last = int(arrays[part][-1])
             if last != entry[within]:
                 raise AlbertkitError(
-                    f"{name}.{part}.npy in {self.folder} ends at {last:,} and the shard has {entry[within]:,} "
+                    f"{name}.{part}.npy in {self.folder} ends at {last:,}, but the shard has {entry[within]:,} "
                     f"{within}: the file is damaged. Copy the folder again."
                 )
         return Shard(name, **arrays)
 
 
 def _missing(folder: Path) -> str:
-    """Why a folder without a manifest cannot be opened."""
+    """The reason why a folder without a manifest cannot be opened."""
     if not folder.is_dir():
         return f"{folder} is not a folder. Build a corpus with  albertkit corpus TEXTS -o {folder}"
     if any(folder.iterdir()):
-        return f"{folder} contains no {MANIFEST}, so the corpus is incomplete. Run the same command again to finish it."
+        return f"{folder} contains no {MANIFEST}, so the corpus is incomplete. Rerun the command to resume."
     return f"{folder} is empty. Build a corpus with  albertkit corpus TEXTS -o {folder}"
 
 
 def _check_manifest(data: dict[str, Any], path: Path) -> None:
     """Raise if a manifest is incomplete or names files outside its folder."""
     if data.get("format") != FORMAT:
-        raise AlbertkitError(f"{path} has format {data.get('format')!r}; this version reads {FORMAT}. Update albertkit")
+        raise AlbertkitError(f"{path} has format {data.get('format')!r}, not {FORMAT}. Update albertkit.")
     try:
         is_complete = (
             _is_count(data["vocabulary"])
@@ -153,7 +153,7 @@ def _check_manifest(data: dict[str, Any], path: Path) -> None:
 
 
 def _is_complete(entries: list[dict[str, Any]], split: str) -> bool:
-    """Whether the shards of a split are numbered and have their three files, and counts of what is in them."""
+    """Whether the shards of a split are numbered, and have their three files and counts."""
     names = [f"{split}-{number:05d}" for number in range(len(entries))]
     return all(
         entry["name"] == name
@@ -170,12 +170,12 @@ def _is_count(value: object) -> bool:
 
 def _require(path: Path) -> Path:
     if not path.is_file():
-        raise AlbertkitError(f"{path} is missing, and {MANIFEST} lists it. Copy the folder again.")
+        raise AlbertkitError(f"{path} is missing, but {MANIFEST} lists it. Copy the folder again.")
     return path
 
 
 def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
-    """A one-dimensional array on disk, of the type and length the manifest says."""
+    """A one-dimensional array on disk, with the dtype and length in the manifest."""
     try:
         found = np.load(_require(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -186,7 +186,7 @@ def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
         ) from None
     if found.dtype != dtype or found.shape != (length,):
         raise AlbertkitError(
-            f"{path} contains {found.dtype} {found.shape}; {MANIFEST} says {dtype} ({length},). Copy the folder."
+            f"{path} contains {found.dtype} {found.shape}: {MANIFEST} has {dtype} ({length},). Copy it again."
         )
     return found
 
@@ -218,13 +218,13 @@ class ShardWriter:
 
     def __init__(self, folder: Path, split: str, vocabulary: int, capacity: int):
         self.folder, self.split, self.vocabulary, self.capacity = folder, split, vocabulary, capacity
-        self.entries: list[dict[str, Any]] = []  # of the finished shards, as the manifest has them
+        self.entries: list[dict[str, Any]] = []  # manifest entries of the finished shards
         self.unigrams = np.zeros(vocabulary, np.int64)  # of the finished shards
-        self.parts: list[DocumentArrays] = []  # of the shard that is being filled
-        self.used = 0  # tokens in them
+        self.parts: list[DocumentArrays] = []  # of the current shard
+        self.used = 0  # tokens in `parts`
 
     def add(self, documents: DocumentArrays) -> None:
-        """Add documents, and write each shard that is full; a document above the capacity has a shard of its own."""
+        """Add documents, and write each full shard. A document above the capacity gets a separate shard."""
         sentence_ends = np.cumsum(np.concatenate([[0], documents.documents]))
         token_ends = np.concatenate([[0], np.cumsum(documents.sentences)])[sentence_ends]  # of each document; 0 first
         at = 0
@@ -241,7 +241,7 @@ class ShardWriter:
             at = stop
 
     def finish_shard(self) -> None:
-        """Write the pending documents as a shard, if there are any, and begin the next."""
+        """Write the pending documents as a shard, if there are any, and start the next."""
         if not self.used:
             return
         name, pending = f"{self.split}-{len(self.entries):05d}", self.pending()
@@ -269,14 +269,14 @@ class ShardWriter:
 
 
 def write_array(path: Path, array: np.ndarray) -> str:
-    """Write an .npy file completely or not at all; its SHA-256."""
+    """Write an .npy file atomically; returns its SHA-256."""
     with _replace(path) as file:
         np.save(file, array, allow_pickle=False)
     return digest(path)
 
 
 def write_json(path: Path, data: object) -> None:
-    """Write indented JSON completely or not at all."""
+    """Write indented JSON atomically."""
     with _replace(path) as file:
         file.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 

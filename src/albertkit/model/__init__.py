@@ -1,6 +1,6 @@
 """The model in torch, top to bottom: `packed_batch.py`, `attention.py`, `encoder.py`, `albert_model.py`.
 
-Beside them: `optional_modules.py` (options beyond ALBERT) and `fusion.py` (features of images, sounds or sensors).
+Further modules: `optional_modules.py` (options beyond ALBERT) and `fusion.py` (features of images, sounds or sensors).
 """
 
 from albertkit.model.albert_model import AlbertModel, ModelOutput, pool

@@ -1,4 +1,4 @@
-"""`AlbertModel`: one encoder and any number of named heads, to and from an artifact folder; the heads, and pooling.
+"""`AlbertModel`: one encoder and any number of named heads, the built-in heads, and pooling.
 
 In: a config or a folder. Out: a `ModelOutput`. The parameters have the names of `weights.py`. A head is any `nn.Module`
 whose `forward` takes an `EncoderOutput` (see `docs/guides/own-layers.md`). Before this file: `encoder.py`; the losses
@@ -47,7 +47,7 @@ class AlbertModel(nn.Module):
     def __init__(self, config: AlbertConfig, heads: Mapping[str, nn.Module] | None = None, pooler: bool = True) -> None:
         super().__init__()
         if config.options.static:
-            raise AlbertkitError("a static model has no layers to train; start from the model it was distilled from")
+            raise AlbertkitError("a static model has no layers to train. Start from the model it was distilled from.")
         self.config = config
         self.encoder = Encoder(config, pooler=pooler)
         self.heads = nn.ModuleDict(dict(heads or {}))
@@ -71,7 +71,7 @@ class AlbertModel(nn.Module):
         chosen = list(self.heads) if heads is None else list(heads)
         for name in chosen:
             if name not in self.heads:
-                raise AlbertkitError(f"this model has no head {name!r}; it has {', '.join(self.heads) or 'none'}")
+                raise AlbertkitError(f"this model has no head {name!r}. It has: {', '.join(self.heads) or 'none'}.")
         extra = inputs or {}
         return ModelOutput(encoded, {name: self.heads[name](encoded, **extra.get(name, {})) for name in chosen})
 
@@ -87,7 +87,7 @@ class AlbertModel(nn.Module):
             if name in modules:
                 continue
             if name not in HEADS:
-                raise AlbertkitError(f"the file has a custom head {name!r}; pass heads={{{name!r}: module}} to load it")
+                raise AlbertkitError(f"the file has a custom head {name!r}. Pass heads={{{name!r}: module}}.")
             rows = artifact.weights.get(f"heads.{name}.linear.weight")
             modules[name] = build_head(name, artifact.config, labels=2 if rows is None else len(rows))
         model = cls(artifact.config, modules, pooler="encoder.pooler.weight" in artifact.weights)
@@ -98,7 +98,8 @@ class AlbertModel(nn.Module):
         mismatched = sorted(set(missing) - fresh) + sorted(unexpected)
         if mismatched:
             raise AlbertkitError(
-                f"the weights do not fit the model: {len(mismatched)} tensors do not match, first {mismatched[0]!r}"
+                f"the weights do not fit the model: {len(mismatched)} tensors differ, for example {mismatched[0]!r}. "
+                "Check config.json and the heads."
             )
         return model.eval()
 
@@ -127,10 +128,10 @@ def to_tensors(weights: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
-    """A fresh built-in head; `labels` counts the classes of `classify` and `tag`."""
+    """A new built-in head; `labels` is the number of classes of `classify` and `tag`."""
     heads: dict[str, Callable[[], nn.Module]] = {
         "mlm": lambda: MlmHead(config),
-        "sop": lambda: ClassifyHead(config, 2),  # the two segments are in order (0) or swapped (1)
+        "sop": lambda: ClassifyHead(config, 2),  # 0: the two segments are in order, 1: they are swapped
         "classify": lambda: ClassifyHead(config, labels),
         "tag": lambda: TagHead(config, labels),
         "answer": lambda: AnswerHead(config),
@@ -142,7 +143,7 @@ def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
 
 @dataclass(frozen=True)
 class MlmLogits:
-    """Scores over the vocabulary at some tokens."""
+    """Scores over the vocabulary for some tokens."""
 
     logits: Tensor  # (n, V)
     positions: Tensor  # (n,) indices into the packed tokens
@@ -150,7 +151,7 @@ class MlmLogits:
 
 @dataclass(frozen=True)
 class ClassLogits:
-    """Scores over classes: a row for each text (or each token, for tagging; or each question, for multiple choice)."""
+    """Scores over classes: one row per text, per token (tagging) or per question (multiple choice)."""
 
     logits: Tensor  # (rows, classes)
 
@@ -180,18 +181,18 @@ class Head(nn.Module):
         return out
 
     def text(self, encoded: EncoderOutput) -> Tensor:
-        """The vector of each text, (texts, H): the pooler's, or with `classifier="mean"` the mean of the tokens."""
+        """The vector of each text, (texts, H): the pooler output, or with `classifier="mean"` the mean of tokens."""
         if self.reads_mean:
             return text_means(encoded.hidden, encoded.batch)
         if encoded.pooled is None:
             raise AlbertkitError(
-                "this head reads the pooler, and this encoder has no pooler; build it with pooler=True"
+                "this head needs a pooler, but the encoder has none. Build the model with pooler=True."
             )
         return encoded.pooled
 
 
 class MlmHead(nn.Module):
-    """Masked language model: H → E, activation, LayerNorm, then the (tied) word table plus a bias.
+    """Masked language model: H → E, activation, LayerNorm, then the (tied) word embeddings plus a bias.
 
     `positions` selects the tokens to score: in pre-training, the masked ones.
     """
@@ -242,7 +243,7 @@ class AnswerHead(Head):
 
 
 class ChooseHead(Head):
-    """Multiple choice: each text is one question with one of its choices; `choices` texts in a row belong together."""
+    """Multiple choice: a text is a question with one of its choices; `choices` consecutive texts form a question."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config, 1)
@@ -251,7 +252,7 @@ class ChooseHead(Head):
         texts = len(encoded.batch.lengths)
         if texts % choices:
             raise AlbertkitError(
-                f"{texts} texts cannot be split into questions of {choices} choices; pass all choices of each question"
+                f"{texts} texts cannot be split into questions of {choices} choices. Pass all choices of each question."
             )
         return ClassLogits(self.scores(self.text(encoded)).view(-1, choices))
 
@@ -261,7 +262,7 @@ def pool(encoded: EncoderOutput, how: str = "mean") -> Tensor:
     check_choice("pooling", how, POOLINGS)
     if how == "pooler":
         if encoded.pooled is None:
-            raise AlbertkitError("pooling 'pooler' is not possible: this encoder has none; choose mean, cls or max")
+            raise AlbertkitError("pooling='pooler' is not available: there is no pooler. Choose mean, cls or max.")
         return encoded.pooled
     if how == "cls":
         return encoded.batch.first(encoded.hidden)

@@ -1,8 +1,8 @@
 """Self-attention inside each text of a packed batch.
 
 In: hidden states (tokens, H) and the batch. Out: (tokens, H). A token attends to the tokens of its own text only.
-Neighbouring texts of equal length are one call of torch's fused attention, without padding or mask, unless the batch
-has an attention mask. After this file: `optional_modules.py`, `encoder.py`.
+Neighbouring texts of equal length share one call of torch's fused attention. It needs no padding, and a mask only if
+the batch has one. After this file: `optional_modules.py`, `encoder.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
-        h, a = config.hidden_size, config.attention_size  # equal, unless heads were pruned away
+        h, a = config.hidden_size, config.attention_size  # equal, unless heads were pruned
         self.query = nn.Linear(h, a)
         self.key = nn.Linear(h, a)
         self.value = nn.Linear(h, a)
@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
         """Packed queries, keys and values → (tokens or texts, heads, d); one fused call per run of equal lengths.
 
-        On a GPU, many runs are padded into one call, since starting many small calls takes longer.
+        On a GPU, many runs are padded into one call, since launching many small kernels takes longer.
         """
         if batch.attention_mask is not None or (query.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
             return self.attend_padded(query, key, value, batch, first, local)
@@ -76,7 +76,7 @@ class Attention(nn.Module):
     def attend_padded(
         self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, first: bool, local: bool
     ) -> Tensor:
-        """The same in one call over padded texts; no token attends to padding."""
+        """`attend` in one call over padded texts; no token attends to padding."""
         padding = batch.padding
         keys, values = (padding.pad(x).transpose(1, 2) for x in (key, value))  # (texts, heads, longest, d)
         queries = query[:, :, None] if first else padding.pad(query).transpose(1, 2)

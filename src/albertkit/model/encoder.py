@@ -2,7 +2,7 @@
 
 In: a `Batch`. Out: an `EncoderOutput`. Post-LN; dropout as in the original code: after the embeddings, on the attention
 weights, after the attention output and after the feed-forward output. Before this file: `packed_batch.py`, and
-`optional_modules.py` with what goes beyond canonical ALBERT. After it: `albert_model.py`.
+`optional_modules.py` with the options beyond canonical ALBERT. After it: `albert_model.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EncoderOutput:
     """With `keep_layers`, the hidden states after the embeddings and each layer: L + 1 tensors of (tokens, H)."""
     batch: Batch
     word_table: Tensor
-    """The word embedding table (V, E), which the MLM head multiplies with."""
+    """The word embedding table (V, E), which the MLM head shares."""
     projection: Tensor
     """The matrix from E to H, (H, E)."""
 
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One post-LN transformer layer, whose weights ALBERT uses several times."""
+    """One post-LN transformer layer; ALBERT applies the same layer several times."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
 
 def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
-    """Apply a layer whose weights get `share` of the gradient of this use; with `first`, at the first tokens only."""
+    """Apply a layer. Its weights get `share` of the gradient; `first` computes the first tokens only."""
     if share == 1.0:
         out: Tensor = layer(hidden, batch, first, local)
         return out
@@ -114,9 +114,9 @@ def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: 
 class Encoder(nn.Module):
     """Embeddings, the shared layers, and the pooler.
 
-    `checkpointing = True` trades time for memory in training: each *use* of a shared layer keeps only its input, and
-    computes the rest again in the backward pass. `layer_decay` below 1 weighs, in training, what each use adds to the
-    gradient of the shared weights: the last use counts fully, each earlier one `layer_decay` times the one after it.
+    `checkpointing = True` saves memory in training: each *use* of a shared layer stores only its input and recomputes
+    the rest in the backward pass. `layer_decay` below 1 weights the gradient of each use of the shared layer: the last
+    use has weight 1, and each earlier use `layer_decay` times the weight of the next.
     """
 
     def __init__(self, config: AlbertConfig, pooler: bool = True) -> None:
@@ -142,7 +142,7 @@ class Encoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def check(self, batch: Batch) -> None:
-        """Check that ids, segments and positions are inside their tables (torch would crash or read other memory)."""
+        """Raise if ids, segments or positions are out of range (torch would crash or read other memory)."""
         for name, values, rows in (
             ("token id", batch.ids, self.config.vocab_size),
             ("segment", batch.segments, self.config.type_vocab_size),
@@ -150,7 +150,7 @@ class Encoder(nn.Module):
         ):
             low, high = (int(v) for v in values.aminmax())
             if low < 0 or high >= rows:
-                raise AlbertkitError(f"{name} {low if low < 0 else high} is outside this model's 0 … {rows - 1}")
+                raise AlbertkitError(f"{name} {low if low < 0 else high} is outside the range 0 to {rows - 1}.")
 
     def apply_layer(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0, first: bool = False) -> Tensor:
         """Apply layer number `layer` (0-based): every inner layer of its group, once.
@@ -170,15 +170,15 @@ class Encoder(nn.Module):
     def forward(
         self, batch: Batch, depth: int | None = None, keep_layers: bool = False, first_only: bool = False
     ) -> EncoderOutput:
-        """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states.
+        """Encode a batch. `depth` applies this many layers instead of L; `keep_layers` keeps all hidden states.
 
-        `first_only` computes the last layer for the first token of each text only, which saves most of it. It is
-        ignored where heads read the mean of all tokens.
+        `first_only` computes the last layer for the first token of each text only, which saves most of its time. It is
+        ignored if heads use the mean of all tokens.
         """
         depth = self.config.num_hidden_layers if depth is None else depth
         if depth < 1:
-            raise AlbertkitError(f"depth is {depth}; apply at least one layer")
-        if not torch.compiler.is_compiling() and not (self.training and batch.ids.is_cuda):  # would wait for the GPU
+            raise AlbertkitError(f"depth={depth} is not available: at least one layer is needed. Pass 1 or more.")
+        if not torch.compiler.is_compiling() and not (self.training and batch.ids.is_cuda):  # would synchronize
             self.check(batch)
         first_only = first_only and self.config.options.classifier != "mean"
         hidden = self.embeddings(batch)  # (tokens, H)

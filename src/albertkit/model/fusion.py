@@ -1,4 +1,4 @@
-"""Features of images, sounds or sensors beside the words of a text, as extra tokens.
+"""Features of images, sounds or sensors as extra tokens of a text.
 
 In: a `Batch` and `ExtraFeatures` of any width. Out: a `Batch` in which each text has k more tokens, for the encoder.
 Before this file: `packed_batch.py`, whose `vectors` replace word vectors. `docs/guides/own-layers.md` has an example.
@@ -22,7 +22,7 @@ class ExtraFeatures:
     """Features that belong to the texts of a batch: k vectors of one kind for each text."""
 
     kind: str
-    """Which projection of the `Fusion` they go through: "image", "sound"."""
+    """The name of their projection in `Fusion`, such as "image" or "sound"."""
     vectors: Tensor  # (texts, k, D)
     segment: int = 0
     """The segment that the extra tokens belong to."""
@@ -31,25 +31,25 @@ class ExtraFeatures:
 class Fusion(nn.Module):
     """A projection from D to E for each kind of features; calling it inserts the results into texts.
 
-    sizes: D of each kind. The extra tokens follow the first token ([CLS]), and positions are counted again with them.
-    As a head of an `AlbertModel` it is saved and loaded with the model; then name the `heads` to run when
-    you call the model, since `Fusion` itself is not one of them.
+    sizes: D of each kind. The extra tokens follow the first token ([CLS]), and positions are renumbered. As a head of
+    an `AlbertModel`, `Fusion` is saved and loaded with the model. Then pass `heads` when you call the model, since
+    `Fusion` is not run as a head.
     """
 
     def __init__(self, config: AlbertConfig, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self.config = config
-        # The name in files: extra tokens stand at the start of a text.
+        # The name in weight files: extra tokens are at the start of a text.
         self.start = nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
         for linear in self.start.values():
             nn.init.normal_(linear.weight, std=config.initializer_range)  # type: ignore[arg-type]
             nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
 
     def forward(self, batch: Batch, extras: Sequence[ExtraFeatures] | ExtraFeatures) -> Batch:
-        """The batch with the extra tokens of each text, kinds in the order given."""
+        """The batch with the extra tokens of each text, in the order of `extras`."""
         extras = [extras] if isinstance(extras, ExtraFeatures) else extras
         if batch.attention_mask is not None or batch.vectors is not None:
-            raise AlbertkitError("this batch already has an attention mask or vectors; pass a batch without them")
+            raise AlbertkitError("this batch already has an attention mask or vectors. Pass a batch without them.")
         texts = len(batch.lengths)
         projected = [self.project(extra, texts) for extra in extras]  # (texts, k, E) each
         if not projected:
@@ -61,7 +61,7 @@ class Fusion(nn.Module):
         lengths = [length + count for length in batch.lengths]
         if max(lengths) > self.config.max_position_embeddings:
             raise AlbertkitError(
-                f"with {count} extra tokens a text has {max(lengths)} tokens; this model reads at most "
+                f"with {count} extra tokens a text has {max(lengths)} tokens: this model supports at most "
                 f"{self.config.max_position_embeddings}. Shorten the text."
             )
         is_word, begins = torch.ones(sum(lengths), dtype=torch.bool), torch.tensor([0, *lengths[:-1]]).cumsum(0)
@@ -80,15 +80,17 @@ class Fusion(nn.Module):
         """Features of one kind at size E."""
         if extra.kind not in self.start:
             known = ", ".join(self.start) or "none"
-            raise AlbertkitError(f"unknown kind {extra.kind!r}{nearest(extra.kind, self.start)}; there is {known}")
+            raise AlbertkitError(f"there is no kind {extra.kind!r}{nearest(extra.kind, self.start)}. Choose {known}.")
         linear, shape = self.start[extra.kind], tuple(extra.vectors.shape)
         if len(shape) != 3 or shape[0] != texts or shape[1] < 1 or shape[2] != linear.in_features:
             raise AlbertkitError(
-                f"the features {extra.kind!r} have shape {shape}; for {texts} texts it must be "
-                f"({texts}, k, {linear.in_features})"
+                f"the features {extra.kind!r} have shape {shape}: for {texts} texts it must be "
+                f"({texts}, k, {linear.in_features})."
             )
         if not 0 <= extra.segment < self.config.type_vocab_size:
-            raise AlbertkitError(f"segment is {extra.segment}; this model has 0 to {self.config.type_vocab_size - 1}")
+            raise AlbertkitError(
+                f"segment={extra.segment} is not available: this model has 0 to {self.config.type_vocab_size - 1}."
+            )
         weight: Tensor = linear.weight  # type: ignore[assignment]
         out: Tensor = linear(extra.vectors.to(weight.device, weight.dtype))
         return out

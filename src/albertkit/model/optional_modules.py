@@ -1,8 +1,7 @@
-"""Modules beyond canonical ALBERT, each behind a field of `config.Options` and off by default; all can be combined.
+"""Modules beyond canonical ALBERT. A field of `config.Options` enables each; all are off by default and combine.
 
-Each replaces a module of the same signature; the code that builds the module chooses. docs/reference/artifact.md has
-the formulas; `runtime/graph.py` computes the same without torch. Before this file: `attention.py`; after it:
-`encoder.py`.
+Each replaces a module of the same signature. docs/reference/artifact.md has the formulas; `runtime/graph.py` computes
+the same without torch. Before this file: `attention.py`; after it: `encoder.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from albertkit.model.packed_batch import Batch
 
 
 class DocumentNorm(nn.Module):
-    """(x − μ) / (σ + ε), scaled and shifted, with torch's σ (over n − 1), as document 003 writes it.
+    """(x − μ) / (σ + ε), scaled and shifted, with torch's σ (over n − 1), as in document 003.
 
-    LayerNorm adds ε to the variance, which also keeps the gradient of √ finite. Here the variance of equal numbers is
-    0, so it is clamped to the smallest number that float32 divides by without overflow.
+    LayerNorm adds ε to the variance, so the gradient of √ is finite. Here the variance of equal numbers is 0, so it is
+    clamped to the smallest number by which float32 divides without overflow.
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -43,8 +42,8 @@ def make_norm(config: AlbertConfig, size: int) -> nn.Module:
 class GruFront(nn.Module):
     """x + GRU(x): one forward layer of width H between the embeddings and the first shared layer.
 
-    One direction, as in document 003: attention sees both sides anyway, padding after a text has no effect, and tokens
-    do not depend on later ones, which generation needs. The residual keeps an untrained model close to one without GRU.
+    It has one direction, as in document 003: padding after a text has no effect, and tokens do not depend on later
+    ones, as generation requires. The residual keeps an untrained model close to one without GRU.
     """
 
     def __init__(self, size: int) -> None:
@@ -56,7 +55,7 @@ class GruFront(nn.Module):
         self.state_bias = nn.Parameter(torch.zeros(3 * size))
 
     def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """(tokens, H) → (tokens, H), each text by itself."""
+        """(tokens, H) → (tokens, H), separately for each text."""
         if len(batch.runs) == 1:
             return hidden + self.read(hidden.unflatten(0, batch.runs[0])).flatten(0, 1)
         padding = batch.padding
@@ -127,10 +126,10 @@ class ConfigurableAttention(Attention):
     """Multi-head attention with options:
 
     low rank      s = (QA)(KB)ᵀ/√d_a and softmax(s)·(VC)·D, with A, B, C (d, d_a) and D (d_a, d) for all heads. Since
-                  XW·A = X·(WA), A is multiplied into the matrix of the queries, and so on: heads then are d_a wide.
-    window        Each token attends to tokens at most `window` away and to the first one, which attends to all. Long
-                  texts are cut into blocks of `window` tokens that attend to themselves and their two neighbours,
-                  so the cost grows linearly with the length.
+                  XW·A = X·(WA), A is multiplied into the query matrix, and so on. Heads then have width d_a.
+    window        Each token attends to the first token and to tokens at most `window` away. The first token attends
+                  to all. Long texts are split into blocks of `window` tokens, which attend to themselves and their
+                  two neighbours, so the cost is linear in the length.
     shared heads  One matrix of keys and one of values for all heads.
     θ             Added to the scores: one number per head for the first token, or one per head and distance.
     """
@@ -200,8 +199,8 @@ class ConfigurableAttention(Attention):
     def relative_bias(self, queries: int, length: int) -> Tensor:
         """θ of the distance from each of the first `queries` tokens to every token, (heads, queries, length).
 
-        Row i is a window of the same numbers, one step further left than row i - 1. The gradient of slices is a plain
-        sum; the gradient of an index by distance adds number by number, which takes a GPU seconds at 512 tokens.
+        Row i is a slice of the same numbers, one step to the left of row i - 1. The gradient of slices is a plain sum.
+        The gradient of indexing by distance adds number by number, which takes seconds on a GPU at 512 tokens.
         """
         assert self.theta is not None
         reach, most = self.reach, length - 1
@@ -212,7 +211,7 @@ class ConfigurableAttention(Attention):
         if length == 1:
             return line[:, :, None]
         rows = line[:, None].expand(-1, queries + 1, -1).flatten(1)  # the same numbers repeated
-        # windows begin 2·length - 2 apart: each one step further left
+        # slices start 2·length - 2 apart, so each is one step further left
         windows = rows[:, most : most + queries * 2 * most].unflatten(1, (queries, 2 * most))
         return windows[:, :, :length]
 
@@ -223,7 +222,7 @@ class ConfigurableAttention(Attention):
 
     @staticmethod
     def score_mask(bias: Tensor | None, inside: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The mask that is added to scores: bias, and -∞ where `inside` is False; without bias, the bool mask."""
+        """The mask that is added to scores: the bias, with -∞ where `inside` is False; without bias, the bool mask."""
         if bias is None:
             return inside
         bias = bias.to(dtype)[None]
@@ -237,8 +236,8 @@ class ConfigurableAttention(Attention):
         w, (texts, heads, length, size) = self.window, query.shape
         count = -(-length // w)
         rest = count * w - length
-        # The fused kernel has two axes before the last two. Without θ, one mask serves all texts and heads: join them.
-        # With θ, one mask serves all texts: join heads and blocks.
+        # The fused kernel has two axes before the last two. Without θ, texts and heads share one mask: join them. With
+        # θ, texts share one mask: join heads and blocks.
         joined = (0, 1) if self.theta is None else (1, 2)
         band = [
             torch.cat([x[:, :, None, :1].expand(-1, -1, count, -1, -1), cut_blocks(x, w, rest)], 3).flatten(*joined)

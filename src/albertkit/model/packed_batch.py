@@ -19,7 +19,7 @@ from albertkit.errors import AlbertkitError
 
 
 def length_runs(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Neighbouring equal lengths, counted: (5, 5, 3) → ((2, 5), (1, 3))."""
+    """Run-length encoding of lengths: (5, 5, 3) → ((2, 5), (1, 3))."""
     return tuple((len(list(group)), length) for length, group in groupby(lengths))
 
 
@@ -33,7 +33,7 @@ class Padding:
 
     # index_select, since the gradient of values[indices] sorts the indices first, which is slow on a GPU
     def pad(self, values: Tensor) -> Tensor:
-        """(tokens, …) → (texts, longest, …); padding holds a copy of the first token."""
+        """(tokens, …) → (texts, longest, …); padding has the values of the first token."""
         return values.index_select(0, self.tokens.flatten()).unflatten(0, self.tokens.shape)
 
     def unpad(self, values: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ class Padding:
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed texts. `runs` are plain numbers, since they shape the computation: neighbouring texts of equal length as
-    (texts, length); sorted batches have few, and a batch of texts of one length has one.
+    """Packed texts. `runs` lists neighbouring texts of equal length as (texts, length): few in sorted batches, one if
+    all texts have the same length. They are Python numbers, since they determine tensor shapes.
     """
 
     ids: Tensor  # (tokens,) int64
@@ -52,9 +52,9 @@ class Batch:
     positions: Tensor  # (tokens,) int64
     runs: tuple[tuple[int, int], ...]
     attention_mask: Tensor | None = None
-    """Which tokens (columns) a token (row) attends to, (texts, longest, longest) bool; None: all of its text."""
+    """Tokens (columns) to which a token (row) attends, (texts, longest, longest) bool; None: all of its text."""
     vectors: Tensor | None = None
-    """Vectors of size E that replace word vectors (features of an image, of a sensor), (extra, E)."""
+    """Vectors that replace word embeddings, such as features of an image, (extra, E)."""
     places: Tensor | None = None
     """Indices of the packed tokens that `vectors` replace, (extra,) int64; the ids of these tokens are not read."""
 
@@ -63,21 +63,21 @@ class Batch:
         for name in ("ids", "segments", "positions"):
             shape = tuple(getattr(self, name).shape)
             if shape != (tokens,):
-                raise AlbertkitError(f"{name} has shape {shape}; the lengths of the texts add up to ({tokens},)")
+                raise AlbertkitError(f"{name} has shape {shape}: by the lengths of the texts it must be ({tokens},).")
         if not self.runs or min(min(run) for run in self.runs) < 1:
-            raise AlbertkitError("a batch needs at least one text, and a text at least one token")
+            raise AlbertkitError("a batch needs at least one text, and each text at least one token.")
         longest = max(length for _, length in self.runs)
         expected = (sum(texts for texts, _ in self.runs), longest, longest)
         if self.attention_mask is not None and tuple(self.attention_mask.shape) != expected:
             raise AlbertkitError(
-                f"attention_mask has shape {tuple(self.attention_mask.shape)}; for these texts it must be {expected}"
+                f"attention_mask has shape {tuple(self.attention_mask.shape)}: for these texts it must be {expected}."
             )
         if (self.vectors is None) != (self.places is None):
-            raise AlbertkitError("vectors and places belong together; pass both or neither")
+            raise AlbertkitError("only one of vectors and places was passed. Pass both or neither.")
         if self.vectors is not None and self.places is not None and self.places.shape != self.vectors.shape[:-1]:
             raise AlbertkitError(
-                f"vectors has shape {tuple(self.vectors.shape)} and places {tuple(self.places.shape)}; "
-                "they must be (extra, E) and (extra,)"
+                f"vectors has shape {tuple(self.vectors.shape)} and places {tuple(self.places.shape)}: "
+                "they must be (extra, E) and (extra,)."
             )
 
     @classmethod
@@ -85,7 +85,7 @@ class Batch:
         """Pack lists of token ids (segments default to 0)."""
         lengths = tuple(len(row) for row in ids)
         if segments is not None and tuple(len(row) for row in segments) != lengths:
-            raise AlbertkitError("segments and ids differ in length; pass one segment for each token")
+            raise AlbertkitError("segments and ids differ in length. Pass one segment for each token.")
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.long)
         kinds = torch.zeros_like(flat)
         if segments is not None:
@@ -95,9 +95,9 @@ class Batch:
 
     @classmethod
     def unpad(cls, ids: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Batch:
-        """Pack a padded (texts, length) batch: only tokens whose mask is not 0 are kept, at their own positions."""
+        """Pack a padded (texts, length) batch: tokens whose mask is not 0 are kept, with their positions."""
         if ids.dim() != 2:
-            raise AlbertkitError(f"ids has shape {tuple(ids.shape)}; a padded batch is (texts, length)")
+            raise AlbertkitError(f"ids has shape {tuple(ids.shape)}: a padded batch must be (texts, length).")
         texts, length = ids.shape
         if segments is None:
             segments = torch.zeros_like(ids)
@@ -109,7 +109,7 @@ class Batch:
         return cls(ids[kept], segments[kept], positions[kept], length_runs(lengths))
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """(tokens, …) → (texts, longest, …), each text at the left, `fill` after its end."""
+        """(tokens, …) → (texts, longest, …), right-padded with `fill`."""
         texts = list(values.split(list(self.lengths)))
         return nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=fill)
 
@@ -140,7 +140,7 @@ class Batch:
         return replace(self, **moved)
 
     def words(self, table: nn.Embedding) -> Tensor:
-        """The word vector of each token, (tokens, E), or the vector that replaces it."""
+        """The word embedding of each token, (tokens, E), or the vector that replaces it."""
         words: Tensor = table(self.ids)
         if self.vectors is None or self.places is None:
             return words

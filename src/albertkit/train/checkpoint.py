@@ -1,14 +1,14 @@
-"""What a training writes into its folder: checkpoints to resume from, and a log of its metrics.
+"""The files of a training run: checkpoints to resume from, and a log of metrics.
 
     run/checkpoints/step-00001000/
-      model/                 an artifact folder, which anyone can open
+      model/                 an artifact folder
       training.safetensors   the optimizer state
       training.json          step, tokens, seconds, position in the data, best score
     run/metrics.jsonl        one object per line: step, kind, tokens, seconds, then the numbers
     run/tensorboard/         the same for TensorBoard
 
-A checkpoint appears whole or not at all, so the one with the highest step is always complete. Also here:
-`stop_on_signals`, which lets `loop.py` save before it ends.
+Checkpoints are written atomically, so the one with the highest step is always complete. `stop_on_signals` lets
+`loop.py` save a checkpoint before the process ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FOLDER_NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass
 class TrainState:
-    """How far a training has come."""
+    """The progress of a training run."""
 
     step: int = 0
     tokens: int = 0
@@ -48,7 +48,7 @@ class TrainState:
     backoff: float = 1.0  # factor of the learning rate; each rewind halves it
     best: dict[str, Any] = field(default_factory=dict)  # `step` and `score` of the best evaluation
     evaluations_since_best: int = 0
-    sums: list[list[float]] = field(default_factory=list)  # of the next line of metrics, so far
+    sums: list[list[float]] = field(default_factory=list)  # running sums of the next line of metrics
     data: dict[str, Any] = field(default_factory=dict)  # the task's position in its data
 
 
@@ -75,12 +75,12 @@ def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, 
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (ValueError, KeyError, RuntimeError) as error:
         raise AlbertkitError(
-            f"the checkpoint's optimizer state does not fit ({error}); resume with the optimizer it was made with"
+            f"the checkpoint's optimizer state does not match ({error}). Resume with the optimizer that wrote it."
         ) from None
 
 
 def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: TrainState) -> Path:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     target = checkpoint_folder(run, state.step)
     if target.exists():
         return target
@@ -99,12 +99,14 @@ def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], TrainState]:
     try:
         if digest(file) != content.pop("sha256", None):
             raise AlbertkitError(
-                f"{file} has changed since it was written; delete {folder} to resume from the one before"
+                f"{file} has changed since it was written. Delete {folder} to resume from the previous checkpoint."
             )
         tensors = load_file(str(file))
         state = TrainState(**content)
     except (OSError, SafetensorError, TypeError) as error:
-        raise AlbertkitError(f"{folder} is damaged ({error}); delete it to resume from the one before") from None
+        raise AlbertkitError(
+            f"{folder} is damaged ({error}). Delete it to resume from the previous checkpoint."
+        ) from None
     return read_artifact(folder / "model"), tensors, state
 
 
@@ -143,21 +145,21 @@ def delete_incomplete(run: Path) -> None:
 
 
 def _delete(run: Path, step: int) -> None:
-    """Rename first, so that a half-deleted folder is never taken for a checkpoint."""
+    """Rename first, so that a half-deleted folder is never mistaken for a checkpoint."""
     renamed = checkpoint_folder(run, step).rename(run / "checkpoints" / f".step-{step:08d}.old")
     shutil.rmtree(renamed, ignore_errors=True)
 
 
 @dataclass
 class StopRequest:
-    """Whether a signal asked the training to stop. Not an `Event`: a signal handler might wait for its lock forever."""
+    """Whether a signal requested a stop. Not an `Event`, whose lock can deadlock in a signal handler."""
 
     is_set: bool = False
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and Ctrl-C set the request, and the loop saves after the current step. A second Ctrl-C interrupts."""
+    """SIGTERM and Ctrl-C set the request; the loop saves after the current step. A second Ctrl-C interrupts at once."""
     stop = StopRequest()
 
     def request(number: int, frame: object) -> None:
@@ -167,7 +169,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     try:
         before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread, which alone receives signals
+    except ValueError:  # only the main thread receives signals
         before = {}
     try:
         yield stop
@@ -180,7 +182,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 class TrainLog:
-    """The log of a running training. Lines after the step it resumes from are deleted first."""
+    """The log of a training run. On resume, lines after the resumed step are deleted."""
 
     def __init__(self, run: Path, settings: TrainSettings, step: int, progress_bar: bool) -> None:
         self.path = run / "metrics.jsonl"
@@ -191,7 +193,7 @@ class TrainLog:
         self.bar = tqdm(total=1.0, bar_format=form, disable=None if progress_bar else True, mininterval=0.5)
 
     def _delete_after(self, step: int) -> None:
-        """Truncate the file behind the last complete line of a step up to `step`."""
+        """Truncate the file after the last complete line with a step up to `step`."""
         if not self.path.exists():
             return
         size = 0

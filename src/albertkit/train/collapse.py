@@ -1,9 +1,9 @@
-"""The collapse rule: did a fine-tuning learn anything, judged by its predictions for held-out examples?
+"""Collapse detection: do the predictions for held-out examples show that a fine-tuning run learnt anything?
 
-In: a `FinetuneTask` after its last evaluation. Out: the reason why it collapsed, or None; `finetune.py` restarts such
-a run. A model collapsed if it predicts the same for every example, though the labels differ, or if its loss is that
-of a prediction which does not depend on the text. Scores are divided by several temperatures first, since an
-overconfident model may have a high loss and yet have learnt much.
+In: a `FinetuneTask` after its last evaluation. Out: the reason for the collapse, or None. `finetune.py` restarts a
+collapsed run. A model has collapsed if it predicts the same for every example although the labels differ. It has also
+collapsed if its loss equals that of a constant prediction. The loss is computed at several temperatures, since an
+overconfident model may have a high loss and still have learnt something.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from albertkit.tasks.task import IGNORE_INDEX
 from albertkit.train.finetune_report import correct_answer, predicted_answer
 from albertkit.train.finetune_task import FinetuneTask
 
-MIN_EXAMPLES = 5  # held-out examples that are needed to decide anything,
-MIN_VALUES = 20  # to judge a regression,
-MIN_LOSS_EXAMPLES = 100  # and to judge a loss
-CHANCE = 0.995  # share of the loss at chance, from which on nothing was learnt
-EQUAL_CHOICES = 0.02  # mean difference of the most and the least likely choice, below which nothing was learnt
+MIN_EXAMPLES = 5  # held-out examples needed for any decision
+MIN_VALUES = 20  # held-out examples needed for a regression
+MIN_LOSS_EXAMPLES = 100  # held-out examples needed to compare losses
+CHANCE = 0.995  # collapsed if the loss is at least this share of the loss at chance
+EQUAL_CHOICES = 0.02  # collapsed if the mean gap between the most and the least likely choice is smaller
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def find_collapse(run: FinetuneTask) -> str | None:
-    """The reason why nothing was learnt; None if something was, or if there are too few held-out examples to decide."""
+    """The reason why the run collapsed; None if it did not, or if there are too few held-out examples to decide."""
     if len(run.dev) < MIN_EXAMPLES or len({repr(correct_answer(example)) for example in run.dev}) < 2:
         return None
     if _predicts_the_same(run):
@@ -45,7 +45,7 @@ def find_collapse(run: FinetuneTask) -> str | None:
 
 
 def is_at_chance(run: FinetuneTask) -> bool:
-    """Whether the loss on held-out examples is that of predictions which do not depend on the text."""
+    """Whether the loss on held-out examples equals that of predictions which ignore the text."""
     if len(run.dev) < MIN_LOSS_EXAMPLES:
         return False
     if run.task.kind == "multi":
@@ -55,14 +55,14 @@ def is_at_chance(run: FinetuneTask) -> bool:
 
 
 def _predicts_the_same(run: FinetuneTask) -> bool:
-    if isinstance(run.task, ChooseTask):  # the most likely of equal choices is random, and looks like a prediction
+    if isinstance(run.task, ChooseTask):  # among equal choices the argmax is random and looks like a prediction
         rows = [result.probabilities for result in run.results]
         return statistics.fmean(max(row) - min(row) for row in rows) < EQUAL_CHOICES
     return len({repr(predicted_answer(result, digits=4)) for result in run.results}) == 1
 
 
 def _predicts_the_mean(run: FinetuneTask) -> bool:
-    """Both sides are centred, so that values which are all too high, but in the right order, are no collapse."""
+    """Both sides are centred: values that are all too high, but in the right order, do not count as a collapse."""
     known = [i for i, feature in enumerate(run.dev_features) if feature.target is not None]
     if len(known) < MIN_VALUES:
         return False
@@ -74,7 +74,7 @@ def _predicts_the_mean(run: FinetuneTask) -> bool:
 
 
 def _predicts_class_frequencies(run: FinetuneTask) -> bool:
-    """Whether the loss is that of the class frequencies in training (with class weights), or of equal choices."""
+    """Whether the loss equals that of the training class frequencies (with class weights), or of equal choices."""
     has_choices = isinstance(run.task, ChooseTask)
     rows, labels = _rows_with_labels(run.last_scores, [f.target for f in run.dev_features], has_choices)
     chance = np.log(np.isfinite(rows).sum(1))
@@ -106,7 +106,7 @@ def _predicts_label_frequencies(run: FinetuneTask) -> bool:
 def _rows_with_labels(
     scores: Sequence[Any], targets: Sequence[Any], has_choices: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, classes) scores and (n,) labels of what has a label; choices that a question lacks score -inf."""
+    """(n, classes) scores and (n,) labels of the labelled inputs; missing choices of a question score -inf."""
     if has_choices:  # the first choice of each question has the target
         firsts = [i for i, target in enumerate(targets) if target is not None]
         parts = [np.ravel(scores[a:b]) for a, b in pairwise([*firsts, len(targets)])]

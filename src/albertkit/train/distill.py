@@ -1,9 +1,8 @@
 """Distillation: the public `distill`, and `CorpusDistillation` of sentence vectors at several depths and widths.
 
 In: a `DistillJob` (teachers, a student of any shape, data, settings), or teachers and a corpus folder. Out: a training
-folder with the student in `model/`. The vectors of teachers are stored in the folder, so that each text is computed
-once; logits are computed at the start, and hidden states during training. Before this file: `distill_task.py`,
-`distill_vectors.py`.
+folder with the student in `model/`. Teacher vectors are computed once and stored in the folder. Logits are computed at
+the start, hidden states during training. Before this file: `distill_task.py`, `distill_vectors.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ MAX_PASSAGE = 254  # tokens
 
 @dataclass(frozen=True)
 class DistillJob:
-    """A distillation: teachers, a student, data and settings."""
+    """A distillation run: teachers, a student, data and settings."""
 
     teachers: TeacherMixture
     student: Artifact
@@ -63,14 +62,14 @@ class DistillJob:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The student's."""
+        """The student's tokenizer."""
         if self.student.tokenizer is None:
             raise AlbertkitError("the student has no tokenizer, so it cannot read text. Pass one that has a tokenizer.")
         return self.student.tokenizer
 
     @property
     def device(self) -> torch.device:
-        """Where teacher and student run."""
+        """The device of teacher and student."""
         return choose_device(self.settings.device)
 
 
@@ -90,7 +89,7 @@ def distill(
     log: Callable[[str], None] = lambda text: None,
     progress_bar: bool = False,
 ) -> TrainResult:
-    """Train a student in the folder `output`; with `resume`, from its last checkpoint."""
+    """Train a student in the folder `output`. `resume` continues from its last checkpoint."""
     settings, teacher = job.distill, job.teachers.folders[0]
     if len(job.teachers.folders) > 1 and (settings.logits or settings.hidden):
         raise AlbertkitError(
@@ -115,7 +114,7 @@ def distill(
 
 @dataclass(frozen=True)
 class CorpusDistillation:
-    """Teachers, a corpus, and how a student is trained on them."""
+    """Teachers, a corpus, and the settings of the training."""
 
     teachers: TeacherMixture
     corpus: Path
@@ -150,7 +149,7 @@ class CorpusDistillation:
         write_array(texts / TARGETS, targets)
 
     def check_targets(self, texts: Path) -> None:
-        """Record which teachers and corpus the vectors come from; refuse a folder with those of others."""
+        """Record the teachers and the corpus of the vectors. Raise if the folder has vectors of others."""
         record = texts / "teachers.json"
         weights = zip(self.teachers.folders, self.teachers.weights, strict=True)
         wanted = {
@@ -171,7 +170,7 @@ class CorpusDistillation:
 
 
 def teacher_vectors(job: DistillJob, output: Path) -> np.ndarray:
-    """One vector for each training text, then for each held-out one; computed once, and stored in `output`."""
+    """One vector for each training text, then for each held-out text; computed once and stored in `output`."""
     texts = [text_of(example) for example in (*job.data.train, *job.data.dev)]
     dim, teachers = job.student.config.hidden_size, job.teachers
     key = repr((*map(teacher_identity, teachers.folders), teachers.weights, dim, *texts))
@@ -182,12 +181,12 @@ def teacher_vectors(job: DistillJob, output: Path) -> np.ndarray:
     try:
         vectors: np.ndarray = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise AlbertkitError(f"{path} is damaged ({error}). Delete it, and it is computed again.") from None
+        raise AlbertkitError(f"{path} is damaged ({error}). Delete it to compute it again.") from None
     return vectors
 
 
 def teacher_scores(job: DistillJob, features: Sequence[Feature]) -> list[Any]:
-    """The teacher's scores by the torch-free runtime (or torch, on a GPU), in its own vocabulary if that differs."""
+    """The teacher's scores, by the torch-free runtime or by torch on a GPU. The teacher uses its own vocabulary."""
     folder, task = job.teachers.folders[0], job.data.task
     albert = Albert(folder, device=job.device.type)
     assert task is not None

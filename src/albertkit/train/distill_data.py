@@ -1,8 +1,8 @@
-"""What a student is trained on, and for how long: settings, and the data that files and folders contain. No torch.
+"""Settings and data of distillation and recovery training. No torch.
 
-In: values and paths as the commands `distill`, `prune --train` and `quantize --train` take them. Out: frozen,
-checked settings, and `DistillData`: examples of a task, or lines of text. After this file:
-`distill.py`, `distill_vectors.py`, `recover.py`.
+In: values and paths from the commands `distill`, `prune --train` and `quantize --train`. Out: frozen, checked
+settings, and `DistillData`: examples of a task, or lines of text. After this file: `distill.py`,
+`distill_vectors.py`, `recover.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from albertkit.train.train_settings import check_numbers, parse_integers
 
 Log = Callable[[str], None]
 TEACHER_OUTPUTS = ("vectors", "logits", "hidden")
-MAX_TEXTS = 500_000  # texts of a file that are used
+MAX_TEXTS = 500_000  # most texts used from one file
 MIN_TEXTS = 10
 MAX_DEV_TEXTS = 1000
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
@@ -37,7 +37,7 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """The weight of each output of a teacher in the loss; 0 omits it."""
+    """The weight of each teacher output in the loss; 0 omits it."""
 
     vectors: float = 0.0
     """The vector of a text."""
@@ -48,7 +48,7 @@ class DistillSettings:
     labels: float = 0.0
     """The labels of the examples, without a teacher."""
     temperature: float = 2.0
-    """Logits are divided by it before they are compared."""
+    """Softmax temperature: logits are divided by it before the comparison."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "0 or above", *TEACHER_OUTPUTS, "labels")
@@ -80,7 +80,7 @@ def parse_distill_settings(what: str, labels: float = 0.0, temperature: float = 
 
 @dataclass(frozen=True)
 class RecoverySettings:
-    """How long and how fast a compressed model is trained to recover what it lost."""
+    """How to train a compressed model to recover its accuracy."""
 
     epochs: float | None = setting(None, "Passes over the examples [default: half of finetune's].")
     minutes: float | None = setting(None, "Budget in minutes instead of epochs.")
@@ -100,7 +100,7 @@ class RecoverySettings:
 
 @dataclass(frozen=True)
 class VectorDistillSettings:
-    """What sentence vectors are trained for, from a corpus folder."""
+    """How to distil sentence vectors on a corpus folder."""
 
     depths: str = setting("3,6,9,12", "Depths at which vectors are trained.")
     widths: str = setting("64,128,256,384", "Widths to which vectors can be cut.")
@@ -143,7 +143,7 @@ class DistillData:
 
 
 def data_for_model(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:
-    """Data with the task that the model was fine-tuned for, if it was."""
+    """Data with the task of a fine-tuned model; without a task for any other model."""
     if artifact.metadata.details.get("reads") == "vector":
         raise AlbertkitError(
             "this model is a head on frozen vectors, so it has no layers to train. Fine-tune without --freeze first."
@@ -158,7 +158,7 @@ def text_of(example: object) -> str:
     text, pair = getattr(example, "text", None), getattr(example, "pair", None)
     if not isinstance(text, str) or pair is not None:
         raise AlbertkitError(
-            "these examples are pairs or questions, and vectors are of single texts. Distill logits or hidden."
+            "these examples are pairs or questions, but vectors need single texts. Distill logits or hidden."
         )
     return text
 
@@ -175,7 +175,7 @@ def read_training_data(
 def read_labelled(
     metadata: ArtifactMetadata, train: Path, dev: Path | None, options: ReadOptions, log: Log
 ) -> tuple[list[Any], list[Any]]:
-    """Examples of a fine-tuned model's task and held-out ones; without a file for those, one in ten of the first."""
+    """Training and held-out examples of a fine-tuned model's task; without a held-out file, one in ten is held out."""
     parts = read_parts(metadata.task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
     log_unknown_labels(metadata, parts["train"], "which cannot be learnt", log)
     if dev is None:
@@ -185,12 +185,12 @@ def read_labelled(
 
 
 def read_check_examples(metadata: ArtifactMetadata, path: Path, options: ReadOptions, log: Log) -> list[Any]:
-    """Labelled examples for a fine-tuned model, texts for any other: what `quantize --check` measures on."""
+    """The data for `quantize --check`: labelled examples for a fine-tuned model, texts for any other."""
     if metadata.task not in TASKS:
         refuse_table(path)
         return list(read_texts(path))
     examples = read_parts(metadata.task, {"test": path}, options, log)["test"]
-    consequence = "counted as missed before and after, so that a loss seems smaller than it is"
+    consequence = "counted as missed before and after, so the measured loss is too small"
     log_unknown_labels(metadata, examples, consequence, log)
     return examples
 
@@ -205,7 +205,7 @@ def read_teacher_data(
         return settings, DistillData(None, *read_plain_texts(data, dev, log))
     if metadata.task not in TASKS:
         raise AlbertkitError(
-            f"{teacher} was made for {metadata.task!r} and has no logits of a task. "
+            f"{teacher} was made for {metadata.task!r} and has no task logits. "
             "Pass a fine-tuned model, or distil vectors or hidden."
         )
     task: Any = load_task(metadata)
@@ -224,18 +224,18 @@ def read_teacher_data(
 
 
 def log_unknown_labels(metadata: ArtifactMetadata, examples: list[Any], consequence: str, log: Log) -> None:
-    """A line about labels that a model does not have, and what becomes of them; an error if it has none of them."""
+    """Log the labels that a model does not have, and the consequence. Raise if it has none of the labels."""
     for text in check_known_labels(load_task(metadata), examples, consequence):
         log(f"note: {text}")
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a folder is what `albertkit corpus` wrote."""
+    """Whether `albertkit corpus` wrote this folder."""
     return (path / "manifest.json").is_file()
 
 
 def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[str], list[str]]:
-    """Texts to train on and held-out ones; without a file for those, one in ten of the first."""
+    """Training and held-out texts; without a held-out file, one in ten is held out."""
     refuse_table(train)
     texts = list(read_texts(train))
     if len(texts) > MAX_TEXTS:
@@ -252,9 +252,9 @@ def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[str]
 
 
 def refuse_table(file: Path) -> None:
-    """Refuse a table where lines are read as texts: its labels and commas would be trained on as words."""
+    """Raise for a table where plain lines are expected: labels and commas would become training text."""
     if file.is_dir() or file.suffix.lower() in TABLES:
         kind = "folder" if file.is_dir() else "table"
         raise AlbertkitError(
-            f"{file} is a {kind}, and a file with one text per line is needed here. Write its texts to a .txt file."
+            f"{file} is a {kind}, but a file with one text per line is required. Write its texts to a .txt file."
         )

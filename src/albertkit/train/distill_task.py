@@ -1,4 +1,4 @@
-"""Distillation as a training task: a student imitates the outputs of a teacher, and learns labels beside them.
+"""Distillation as a training task: a student is trained on the outputs of a teacher, and optionally on labels.
 
 In: a task and examples (or texts without a task), the student, `DistillSettings`, and the `TeacherOutputs`. Out: a
 `TrainingTask` for `loop.py`. Before this file: `finetune_task.py`, which it extends; `distill.py` and `recover.py`
@@ -54,15 +54,15 @@ class TeacherOutputs:
     """The outputs of a teacher: computed before training (`logits`, `vectors`), or during it (`states`)."""
 
     states: AlbertTeacher | None = None
-    """Computes the hidden states of a batch."""
+    """The module that computes the hidden states of a batch."""
     logits: Callable[[Sequence[Feature]], list[Any]] | None = None
     """Scores for the features of the examples."""
     vectors: np.ndarray | None = None
     """One row for each training text, then one for each held-out text."""
     pooling: str | None = None
-    """The teacher's; by default the student's."""
+    """The teacher's tokenizer; by default the student's."""
     identity: tuple[str, ...] = ()
-    """What a training with another teacher, or from another model, differs in."""
+    """Identifies teacher and initial model, so that a run with others is not resumed."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class TextsOnly(Task):
 
 
 def similarity_rows(vectors: Tensor) -> Tensor:
-    """log softmax of the similarities of each text to the others, (texts, texts), from vectors of length 1."""
+    """Log-softmax of the similarities of each text to the others, (texts, texts), from unit vectors."""
     diagonal = torch.eye(len(vectors), device=vectors.device, dtype=torch.bool)
     return (SIMILARITY_SCALE * vectors @ vectors.T).masked_fill(diagonal, -1e4).log_softmax(-1)
 
 
 def vector_loss(student: Tensor, teacher: Tensor, target_rows: Tensor | None = None) -> Tensor:
-    """2 · mean(1 - cos), where both have the same width, plus the KL of the rows of in-batch similarities.
+    """KL of the in-batch similarities, plus 2 · mean(1 - cos) if both have the same width.
 
-    target_rows: `similarity_rows` of the teacher, where they are known already.
+    target_rows: `similarity_rows` of the teacher, if they were computed before.
     """
     student, teacher = F.normalize(student, dim=-1), F.normalize(teacher, dim=-1)
     if student.shape == teacher.shape:
@@ -102,7 +102,7 @@ def vector_loss(student: Tensor, teacher: Tensor, target_rows: Tensor | None = N
 
 
 def layer_map(student: int, teacher: int) -> list[int]:
-    """The teacher's layer for each layer of the student, 0 the embeddings: evenly spaced, the last for the last."""
+    """The teacher layer for each student layer, evenly spaced; 0 is the embeddings, and last maps to last."""
     return [(2 * i * teacher + student) // (2 * student) for i in range(student + 1)]
 
 
@@ -116,7 +116,7 @@ def hidden_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], project: C
 
 
 def scores_as_output(heads: tuple[str, ...], rows: list[Any], device: torch.device) -> ModelOutput:
-    """The stored scores of each text (`finetune_task.split_scores`) as a model output with heads alone."""
+    """The stored scores of each text (`finetune_task.split_scores`) as a model output with heads only."""
     outputs: dict[str, Any] = {}
     for number, head in enumerate(heads):
         arrays = [row[number] if len(heads) > 1 else row for row in rows]
@@ -133,7 +133,7 @@ def scores_as_output(heads: tuple[str, ...], rows: list[Any], device: torch.devi
 
 
 class DistillObjective(finetune.FinetuneObjective):
-    """Texts, targets and outputs of a teacher to a loss."""
+    """The loss of texts, against targets and the outputs of a teacher."""
 
     def __init__(
         self, model: AlbertModel, task: Task, distill: DistillSettings, outputs: TeacherOutputs, pooling: str
@@ -151,14 +151,14 @@ class DistillObjective(finetune.FinetuneObjective):
             nn.init.normal_(self.projection.weight, std=own_width**-0.5)
 
     def train(self, mode: bool = True) -> DistillObjective:
-        """Only the student trains: the teacher has no dropout."""
+        """Set the mode of the student only: the teacher always runs without dropout."""
         super().train(mode)
         if self.teacher is not None:
             self.teacher.eval()
         return self
 
     def losses(self, batch: Batch, targets: list[Any], rows: list[tuple[int, int]]) -> dict[str, Tensor]:
-        """Each part of the loss; `rows` are the numbers of each text's feature and example."""
+        """Each part of the loss; `rows` are the indices of each text's feature and example."""
         distill, losses = self.distill, {}
         out = self.run(batch, targets, keep_layers=bool(distill.hidden))
         if distill.labels:
@@ -194,9 +194,9 @@ class DistillTask(finetune.FinetuneTask):
     """Distillation, for `loop.train`."""
 
     step = "distill"
-    """Its name in the history of the model."""
+    """The name of this step in the history of the model."""
     is_trained = False
-    """Whether the student was trained for its task before, so that the model to start from may be the best."""
+    """Whether the student was trained for its task before; then the initial model may be the best."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class DistillTask(finetune.FinetuneTask):
         self.has_task, self.distill, self.outputs = data.task is not None, distill, outputs
         if not self.has_task and (distill.logits or distill.labels):
             raise AlbertkitError(
-                "logits and labels belong to a task, and the data has none. Pass examples of a task, and a teacher "
+                "logits and labels need a task, but the data has none. Pass examples of a task, and a teacher "
                 "fine-tuned for it."
             )
         if self.has_task and task.heads not in DISTILLABLE:
@@ -235,7 +235,7 @@ class DistillTask(finetune.FinetuneTask):
         return hashlib.sha256(repr((self.distill, self.outputs.identity)).encode()).digest()
 
     def build_model(self) -> AlbertModel:
-        """The student, with the heads it has, if they are for this task."""
+        """The student; its heads are kept if they are for this task."""
         if not self.has_task:
             return AlbertModel.from_artifact(self.initial_model)
         model = build_task_model(self.initial_model, self.task)
@@ -245,7 +245,7 @@ class DistillTask(finetune.FinetuneTask):
 
     @property
     def selection_metric(self) -> str:
-        """The task's own score; without a task, the loss."""
+        """The metric of the task; without a task, the loss."""
         return super().selection_metric if self.has_task else "loss"
 
     def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
@@ -255,7 +255,7 @@ class DistillTask(finetune.FinetuneTask):
         return [(*part, len(parts) * part[2] / total) for part in parts], tokens
 
     def micro_batch(self, units: list[list[Feature]], processes: ProcessGroup) -> tuple[Any, ...]:
-        """Some examples as (batch, targets, examples, numbers of each one's feature and example)."""
+        """Some examples as (batch, targets, examples, indices of each one's feature and example)."""
         batch, both, texts = super().micro_batch(units, processes)
         return batch, [target for target, _ in both], texts, [row for _, row in both]
 
@@ -279,7 +279,7 @@ class DistillTask(finetune.FinetuneTask):
         return {"loss": sum(w * v for w, v in zip(weights, losses.values(), strict=True)), **losses}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
-        """Saved weights, the projection among them, and the position in the data."""
+        """Restore saved weights, including the projection, and the position in the data."""
         weights = dict(artifact.weights)
         projection = weights.pop(PROJECTION, None)
         super().restore(dataclasses.replace(artifact, weights=weights), data)
@@ -287,7 +287,7 @@ class DistillTask(finetune.FinetuneTask):
             self.objective.projection.load_state_dict(to_tensors({"weight": projection}))
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
-        """The model as it is now, with the projection, which `without_projection` removes."""
+        """The current model, with the projection, which `without_projection` removes."""
         artifact = super().to_artifact(metrics, state) if self.has_task else self._without_task(metrics)
         history = artifact.metadata.history
         step = {
@@ -307,7 +307,7 @@ class DistillTask(finetune.FinetuneTask):
         )
 
     def _without_task(self, metrics: dict[str, float]) -> Artifact:
-        """The model without a task; for vectors, if it was trained on those."""
+        """The model without a task; its task is vectors if it was trained on vectors."""
         before = self.initial_model.metadata
         details = {name: value for name, value in before.details.items() if name != "early_exit"}
         metrics = {"held-out": metrics} if metrics else {}  # type: ignore[dict-item]

@@ -35,13 +35,13 @@ from albertkit.train.loop import Alarm
 from albertkit.train.train_settings import TrainSettings
 
 TARGETS = "targets.npy"  # the vectors of teachers for the passages
-RUN = 16  # texts of similar meaning that come together
-STEP = 64  # rows of a batch are a multiple of it, where there are as many
-ITERATIONS = 4  # of the power method: a direction that is only roughly the widest is good enough
+RUN = 16  # texts of similar meaning in a row
+STEP = 64  # rows of a batch are a multiple of this, if there are enough
+ITERATIONS = 4  # of the power method: an approximate principal direction is enough
 
 
 class VectorDistillObjective(nn.Module):
-    """Texts with targets to a loss."""
+    """The loss of texts against their target vectors."""
 
     def __init__(self, model: AlbertModel, goals: VectorDistillSettings) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class VectorDistillTask:
         return [(depths, ids, targets)], ids.numel() * processes.world_size
 
     def draw_texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Ids and targets of texts of one length, which is drawn by its frequency among the texts."""
+        """Ids and targets of texts of one length. The length is drawn by its frequency."""
         at = int(rng.choice(len(self.lengths), p=self.length_probabilities))
         length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
         rows = min(count, self.goals.max_texts, max(8, self.goals.batch_tokens // (length + 2)))
@@ -139,7 +139,7 @@ class VectorDistillTask:
             places = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
             drawn[: len(places)] = self.order_by_meaning(device)[first + places] - first
         chosen = rng.permutation(np.unique(first + drawn))
-        chosen = chosen[: len(chosen) // STEP * STEP or len(chosen)]  # few shapes, so that a GPU reuses its memory
+        chosen = chosen[: len(chosen) // STEP * STEP or len(chosen)]  # few distinct shapes let a GPU reuse its memory
         if self.tables is None:
             self.tables = PassageTable(self.passages, self.tokenizer, device), load_on_device(self.targets, device)
         table, targets = self.tables
@@ -167,19 +167,19 @@ class VectorDistillTask:
         return {n: a / b for n, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
     def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """Nothing: too high a learning rate shows as a number that is not finite."""
+        """Always None: divergence shows as a number that is not finite, which the loop detects."""
         return None
 
     def data_position(self) -> dict[str, Any]:
-        """Nothing: texts follow from the step."""
+        """Empty: the step determines the texts."""
         return {}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
-        """Saved weights."""
+        """Restore saved weights."""
         self.model.load_state_dict(to_tensors(artifact.weights))
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
-        """The model as it is now: for vectors, with mean pooling."""
+        """The current model, for vectors with mean pooling."""
         step = {
             "step": "distill",
             "steps": state.step,
@@ -217,7 +217,7 @@ def check_widths(goals: VectorDistillSettings, width: int) -> None:
 
 
 class PassageTable:
-    """The passages as token ids, where the model is."""
+    """The passages as token ids, on the model's device."""
 
     def __init__(self, passages: Passages, tokenizer: Tokenizer, device: torch.device) -> None:
         self.ends, self.device = passages.ends, device
@@ -237,7 +237,7 @@ class PassageTable:
 
 
 def load_on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device if it takes less than a quarter of the free memory there, otherwise in main memory."""
+    """An array on the device if it takes less than a quarter of its free memory, otherwise in main memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the array is read-only; nothing is written
         tensor = torch.from_numpy(np.asarray(array))

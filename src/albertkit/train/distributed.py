@@ -1,6 +1,6 @@
-"""Where a training computes: the device, the processes that `torchrun` started, and the precision.
+"""Device, processes started by `torchrun`, and precision of a training run.
 
-In: a device's name and the environment. Out: `ProcessGroup`, with the few operations that `loop.py` needs; one
+In: a device name and the environment. Out: `ProcessGroup`, with the few operations that `loop.py` needs. A single
 process is a group of one.
 """
 
@@ -40,7 +40,7 @@ class ProcessGroup:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true in any process."""
+        """Whether the flag is true in any process."""
         if self.world_size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
@@ -61,7 +61,7 @@ class ProcessGroup:
 
 @contextmanager
 def process_group(device: str) -> Iterator[ProcessGroup]:
-    """Join the processes that `torchrun` started, and leave them at the end."""
+    """Join the process group that `torchrun` started, and destroy it at the end."""
     chosen = choose_device(device)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if chosen.type == "cuda":
@@ -76,7 +76,7 @@ def process_group(device: str) -> Iterator[ProcessGroup]:
 
 
 def _init_process_group(backend: str) -> None:
-    """torchrun keeps its store over restarts, with the addresses of dead processes: each start needs its own prefix."""
+    """torchrun's store survives restarts and has the addresses of dead processes, so each start needs a new prefix."""
     store, rank, world_size = next(dist.rendezvous("env://"))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"start {start}", store)
@@ -84,7 +84,7 @@ def _init_process_group(backend: str) -> None:
 
 
 def is_restart() -> bool:
-    """Whether `torchrun --max-restarts` started this process after another one failed; then the run resumes."""
+    """Whether `torchrun --max-restarts` started this process after a failure; then the run resumes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
@@ -96,28 +96,28 @@ def choose_device(name: str) -> torch.device:
         raise AlbertkitError(
             f"device={name!r} is not available: torch {torch.__version__} finds no GPU. Use --device cpu."
         )
-    # batches differ much in size; fixed segments would be freed and allocated again and again
+    # batch sizes vary; fixed segments would be freed and reallocated all the time
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     allow_cudnn_attention(False)
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise AlbertkitError(f"device {name!r} cannot be used: {str(error)[:120]}; use --device cpu") from None
+        raise AlbertkitError(f"device {name!r} cannot be used: {str(error)[:120]}. Use --device cpu.") from None
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return device
 
 
 def allow_cudnn_attention(allowed: bool) -> None:
-    """Whether cuDNN may compute attention. It plans each new shape, which takes longer than the rest of a step:
-    allow it for batches of one shape only.
+    """Allow or forbid cuDNN attention. Allow it only for batches of one shape: planning each new shape takes longer
+    than the rest of a step.
     """
     torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
-    """bf16 where the device supports it, or as `settings.precision` says. Weights stay float32."""
+    """`settings.precision`; `auto` is bf16 if the device supports it. Weights stay float32."""
     is_bf16 = settings.precision == "bf16"
     if settings.precision == "auto":
         is_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()

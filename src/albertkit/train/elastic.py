@@ -1,4 +1,4 @@
-"""Elastic depth: a model is trained so that every depth is a good model, with one head for all depths.
+"""Elastic depth: training of a model at every depth, with one head for all depths.
 
 In: a fine-tuned model, examples, `ElasticSettings`, optionally unlabelled texts. Out: a `FinetuneResult` with the
 metric at every depth and the calibration of early exit (`runtime/early_exit.py`). Before this file:
@@ -53,7 +53,7 @@ OVER_DEPTHS = "over_depths"
 # The fields of `ElasticSettings` that change the loss.
 LOSS_FIELDS = ("elastic", "sampled_depths", "shallow_weight", "distill_weight", "temperature", "consistency_weight")
 DepthOutputs = tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
-"""Output by depth, and hidden states after every layer."""
+"""Outputs by depth, and hidden states after every layer."""
 
 
 class MultiDepthModel(nn.Module):
@@ -83,7 +83,7 @@ class MultiDepthModel(nn.Module):
 
 
 class ElasticObjective(FinetuneObjective):
-    """Texts and targets to the loss of several depths."""
+    """The loss of several depths, of texts against targets."""
 
     def __init__(self, model: AlbertModel, task: Task, elastic: ElasticSettings) -> None:
         super().__init__(model, task)
@@ -210,12 +210,12 @@ class ElasticTask(FinetuneTask):
 
 @dataclass(frozen=True)
 class UnlabelledTexts:
-    """Texts to train on besides the examples, with pseudo-labels."""
+    """Additional training texts, which are pseudo-labelled."""
 
     texts: Sequence[str]
     """A tab separates the two texts of a pair."""
     teacher: Artifact | Path | str | None = None
-    """The model that labels them; by default the one that is trained, at its full depth."""
+    """The model that labels them; by default the trained model, at its full depth."""
 
 
 def finetune_elastic(
@@ -229,7 +229,7 @@ def finetune_elastic(
 ) -> FinetuneResult:
     """Train every depth of a fine-tuned model, and calibrate early exit.
 
-    With a teacher, `model` may be a model without a task, which is then trained for that of the teacher.
+    With a teacher, `model` may be a model without a task. It is then trained for the teacher's task.
     """
     unlabelled = unlabelled or UnlabelledTexts(())
     artifact = model if isinstance(model, Artifact) else open_model(model)
@@ -237,12 +237,12 @@ def finetune_elastic(
     if teacher is not None and not isinstance(teacher, Artifact):
         teacher = open_model(teacher)
     if teacher is not None and not unlabelled.texts:
-        raise AlbertkitError("a teacher needs texts to label; pass texts as well")
+        raise AlbertkitError("a teacher was passed without texts to label. Pass texts as well.")
     source, settings = task_source(artifact, teacher), settings or ElasticSettings()
     task = load_task(source.metadata)
     unknown = check_known_labels(task, train, "which cannot be learnt")
     if unknown:
-        raise AlbertkitError(f"{unknown[0]}; omit these examples, or fine-tune a model with these labels first")
+        raise AlbertkitError(f"{unknown[0]}. Omit these examples, or fine-tune a model with these labels first.")
     for note in check_known_labels(task, dev):
         log(note)
     if unlabelled.texts:
@@ -260,22 +260,22 @@ def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
     """The model or its teacher: the one with the task to train. Raises if the model cannot be trained."""
     if teacher is not None and teacher.metadata.task not in TASKS:
         raise AlbertkitError(
-            f"the teacher was made for {teacher.metadata.task!r}, so it cannot label texts; pass a fine-tuned model"
+            f"the teacher was made for {teacher.metadata.task!r}, so it cannot label texts. Pass a fine-tuned model."
         )
     if model.config.options.static:
-        raise AlbertkitError("this model is a static table without layers to train; choose one with layers")
+        raise AlbertkitError("this model is static and has no layers to train. Pass a model with layers.")
     for who, artifact in (("the teacher", teacher), ("this model", model)):
         if artifact is not None and artifact.metadata.details.get("reads") == "vector":
             raise AlbertkitError(
-                f"{who} is a head on frozen vectors, without layers to train; pass one fine-tuned without --freeze"
+                f"{who} is a head on frozen vectors and has no layers to train. Pass one fine-tuned without --freeze."
             )
     if model.metadata.task not in TASKS and teacher is not None:
         return teacher
     for name, value in _labels(model).items():
         if teacher is not None and _labels(teacher)[name] != value:
             raise AlbertkitError(
-                f"the teacher's {name} is {_labels(teacher)[name]}, and that of the model {value}; "
-                "pass one that was fine-tuned on the same examples"
+                f"the teacher has {name} {_labels(teacher)[name]}, but the model has {value}. "
+                "Pass a teacher that was fine-tuned on the same examples."
             )
     return model
 
@@ -286,7 +286,7 @@ def _labels(model: Artifact) -> dict[str, Any]:
 
 
 def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") -> list[Any]:
-    """Examples of the model's task, labelled by its full depth; texts that are out of scope are dropped."""
+    """Examples of the model's task, labelled by its full depth. Texts out of scope are dropped."""
     task = load_task(model.metadata)
     if isinstance(task, ClassifyTask):
         examples: list[Any] = [TextExample(*line.split("\t", 1)) for line in texts]
@@ -294,8 +294,8 @@ def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") ->
         examples = [TaggedExample(line, split_words(line)) for line in texts]
     else:
         raise AlbertkitError(
-            f"unlabelled texts work for classify, tag and intent; this model is for {model.metadata.task}, "
-            "whose examples are more than a text"
+            f"this model is for {model.metadata.task}: texts can be labelled for classify, tag and intent only. "
+            "Omit the unlabelled texts."
         )
     task, features, scores = predict_scores(model, examples, device)
     results = task.results(scores, features, examples)
@@ -310,13 +310,13 @@ def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") ->
 
 
 def check_pairs(task: Task, examples: Sequence[Any], texts: Sequence[str]) -> None:
-    """Raise if unlabelled texts are pairs and the examples are not, or the other way round."""
+    """Raise if only one of unlabelled texts and examples are pairs."""
     if not isinstance(task, ClassifyTask) or not examples:
         return
     has_pairs = examples[0].pair is not None
     for number, line in enumerate(texts, 1):
         if ("\t" in line) != has_pairs:
-            problem = "no tab, but the labelled examples are pairs: separate the two texts with a tab"
+            problem = "no tab, but the labelled examples are pairs. Separate the two texts with a tab."
             if not has_pairs:
-                problem = "a tab, as pairs have, but the labelled examples are single texts: remove the tab"
+                problem = "a tab, but the labelled examples are single texts. Remove the tab."
             raise AlbertkitError(f"unlabelled text {number:,} ({line[:40]!r}) has {problem}")

@@ -4,10 +4,10 @@ In: a task's name, files or lists of examples, a folder. Out: `FinetuneResult`, 
 
     OUTPUT/model/          the artifact of the best run
     OUTPUT/report.md       metrics, worst errors, time and memory; confusion.png beside it
-    OUTPUT/runs/seed-0/    each run as `loop.py` leaves it (metrics, checkpoints)
+    OUTPUT/runs/seed-0/    each run's metrics and checkpoints (`loop.py`)
 
-A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is what the loop
-trains; `frozen_head.py` trains a head only.
+A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is the training task
+for the loop; `frozen_head.py` trains a head only.
 """
 
 from __future__ import annotations
@@ -85,26 +85,26 @@ def finetune(
     need(*(("sklearn", "frozen") if settings.freeze else ("torch", "train")), "fine-tuning")
     sources = {"train": train} if dev is None else {"train": train, "dev": dev}
     if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
-        raise AlbertkitError("an option for reading files was given with lists of examples; omit it, or pass files")
+        raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
     parts = read_parts(task, sources, reading, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
     is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.freeze
     if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
-        log(f"{len(parts['train'])} examples are few for a whole model; --freeze may do better")
+        log(f"{len(parts['train'])} examples are few for training the whole model; --freeze may give better results")
     return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, **task_options)
 
 
 def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
     """Fields of `FinetuneSettings`, `ReadOptions`, and options of the task."""
     if task not in TASKS:
-        raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
+        raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}. Choose one of {', '.join(TASKS)}.")
     learning, reading = ({field.name for field in dataclasses.fields(c)} for c in (FinetuneSettings, ReadOptions))
     known = (*sorted(learning | reading), *TASKS[task].setting_names)
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         hint = nearest(unknown, known)
-        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}; choose among {', '.join(known)}")
+        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}. Choose one of {', '.join(known)}.")
     settings, read = ({n: value for n, value in options.items() if n in names} for names in (learning, reading))
     task_options = {name: value for name, value in options.items() if name not in learning | reading}
     return settings, ReadOptions(**read), task_options  # type: ignore[arg-type]
@@ -120,19 +120,21 @@ def finetune_examples(
     log: Log = lambda text: None,
     **task_options: Option,
 ) -> FinetuneResult:
-    """The same for lists of examples that were checked before; `dev` may be empty."""
+    """`finetune` for lists of checked examples; `dev` may be empty."""
     settings, output = settings or FinetuneSettings(), Path(output)
     output.mkdir(parents=True, exist_ok=True)
     if settings.freeze:
         if task_options:
-            raise AlbertkitError(f"{next(iter(task_options))} is not an option of a head on frozen vectors; omit it")
+            raise AlbertkitError(f"{next(iter(task_options))} is not an option of a head on frozen vectors. Omit it.")
         if isinstance(model, Artifact):
-            raise AlbertkitError("a head on frozen vectors is trained on a model folder; write the model first")
+            raise AlbertkitError(
+                "a head on frozen vectors needs a model folder, not a model in memory. Write the model first."
+            )
         return train_frozen_head(task, train, dev, output, model, settings)
     if task == "intent" and all(isinstance(e, TextExample) for e in train):
         task = "classify"  # intents without slots
         if "overlap" in task_options:
-            raise AlbertkitError("overlap is an option of slots in long texts, and these intents have none; omit it")
+            raise AlbertkitError("overlap applies to slots in long texts, but these intents have no slots. Omit it.")
     if model is None:
         name, reason = choose_base_model(task, train, settings.max_length)
         log(f"starting from {name}: {reason}")
@@ -140,7 +142,9 @@ def finetune_examples(
     artifact = model if isinstance(model, Artifact) else open_model(model)
     if settings.shots:
         if task != "classify":
-            raise AlbertkitError(f"shots is {settings.shots}, but {task} has no classes to draw from; omit --shots")
+            raise AlbertkitError(
+                f"shots={settings.shots} is not available: {task} has no classes to draw from. Omit --shots."
+            )
         train = draw_shots(train, settings.shots, settings.seed)
     if task == "generate":
         task_options.setdefault("target_length", settings.target_length)
@@ -154,7 +158,7 @@ def finetune_examples(
 def _with_class_weights(task: Task, examples: Sequence[TextExample]) -> ClassifyTask:
     """The task with a weight for each class, larger for rarer ones."""
     if not isinstance(task, ClassifyTask) or task.kind != "single":
-        raise AlbertkitError("class weights need texts with one class each; omit --class-weights")
+        raise AlbertkitError("class weights need texts with one class each. Omit --class-weights.")
     counts = Counter(str(e.label) for e in examples)
     weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
     return dataclasses.replace(task, class_weights=weights)
@@ -162,7 +166,7 @@ def _with_class_weights(task: Task, examples: Sequence[TextExample]) -> Classify
 
 @dataclass(frozen=True)
 class FinetuneJob:
-    """One fine-tuning: the task, the model to start from, the data, the folder and the settings."""
+    """A fine-tuning job: the task, the initial model, the data, the folder and the settings."""
 
     task: Any
     model: Artifact
@@ -184,9 +188,9 @@ def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     for number in range(settings.seeds):
         task, result, summary = _run_until_stable(job, settings.seed + number, log)
         if number == 0 and dev_before not in (None, summary["dev"]):
-            log("the best epoch in this folder was selected on other held-out examples; metrics are of the new ones")
+            log("note: the best epoch was selected on other held-out examples; metrics are of the new ones")
         if result.model is None:
-            raise AlbertkitError(f"stopped; rerun the command to resume from {output}")
+            raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
         runs.append({**summary, "metrics": result.metrics})
         sign = -1 if lower_is_better(task.selection_metric) else 1
         score = sign * result.metrics.get(task.selection_metric, 0.0)
@@ -215,7 +219,7 @@ def _dev_hash_before(output: Path) -> str | None:
 
 
 def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
-    """One run, restarted with another seed and half the learning rate as long as it collapses."""
+    """One run. While it collapses, restart it with another seed and half the learning rate."""
     from albertkit.train.collapse import find_collapse
     from albertkit.train.loop import train
 
@@ -240,15 +244,15 @@ def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> tuple[FinetuneTa
             return task, result, summary
         if collapses >= settings.restarts:
             remedy = "Pass more examples or epochs, a lower --learning-rate, or --freeze"
-            log(f"{reason}: collapsed, and no restart is left. {remedy}")
+            log(f"training collapsed ({reason}); no restart is left. {remedy}.")
             return task, result, {**summary, "failed": reason}
         collapses += 1
         rate /= 2
-        log(f"{reason}: collapsed. Restarting with learning rate {rate:g} and another seed")
+        log(f"training collapsed ({reason}); restarting with learning rate {rate:g} and another seed")
 
 
 def _build_training_task(job: FinetuneJob, loop: TrainSettings) -> FinetuneTask:
-    """What the loop trains: the full depth, or every depth."""
+    """The task for the loop: training of the full depth, or of every depth."""
     from albertkit.train.elastic import ElasticTask
     from albertkit.train.finetune_task import FinetuneTask
 
@@ -256,7 +260,7 @@ def _build_training_task(job: FinetuneJob, loop: TrainSettings) -> FinetuneTask:
     if not isinstance(settings, ElasticSettings) and not settings.elastic:
         return FinetuneTask(*data, settings.max_length, settings.metric)
     if not job.task.can_exit_early:
-        raise AlbertkitError("generate needs the full depth for every token; omit --elastic")
+        raise AlbertkitError("generate needs the full depth for every token. Omit --elastic.")
     if not isinstance(settings, ElasticSettings):
         settings = ElasticSettings(**dataclasses.asdict(settings))
     return ElasticTask(*data, settings)
@@ -265,7 +269,7 @@ def _build_training_task(job: FinetuneJob, loop: TrainSettings) -> FinetuneTask:
 def loop_settings(
     settings: FinetuneSettings, steps: int, learning_rate: float, seed: int, evaluations: int = 1
 ) -> TrainSettings:
-    """Settings of the loop for one run: an evaluation and a checkpoint per epoch; the best one is the result."""
+    """Settings of the loop for one run: an evaluation and a checkpoint per epoch. The best one is the result."""
     return TrainSettings(
         steps=steps,
         batch_size=settings.batch_size,
@@ -317,7 +321,7 @@ def evaluate(
     task, options = albert.metadata.task, options or ReadOptions()
     if task not in TASKS:
         raise AlbertkitError(f"this model was made for {task!r}, which has no metrics. Fine-tune it for a task first.")
-    if task == "generate":  # fail before the predictions, not after them
+    if task == "generate":  # fail before the predictions are computed
         need("rouge_score", "generate", "measuring generated texts")
         need("sacrebleu", "generate", "measuring generated texts")
     if task == "classify" and options.kind == "auto" and options.separator is None:

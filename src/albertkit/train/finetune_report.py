@@ -1,4 +1,4 @@
-"""The result of a fine-tuning, and its report: metrics, the worst errors, time and memory. No torch here.
+"""The result of fine-tuning and its report: metrics, the worst errors, time and memory. No torch here.
 
 In: the finished run. Out: `report.md`, and `confusion.png` for texts of one class each.
 """
@@ -21,7 +21,7 @@ from albertkit.tasks.examples import ChoiceExample, Example, TaggedExample
 from albertkit.tasks.task import TaskResult
 
 MAX_ERRORS = 20
-MAX_COLUMNS = 8  # metrics side by side; the others are rows
+MAX_COLUMNS = 8  # metrics in the line of mean and spread over seeds
 CHINESE_FONTS = (
     "Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "WenQuanYi Micro Hei",
     "WenQuanYi Zen Hei", "SimHei",
@@ -30,7 +30,7 @@ CHINESE_FONTS = (
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """How a fine-tuning ended.
+    """The result of fine-tuning: the model folder, its metrics and all runs.
 
     >>> from albertkit import finetune
     >>> result = finetune("classify", "train.tsv", "dev.tsv", output="sentiment")  # doctest: +SKIP
@@ -45,12 +45,12 @@ class FinetuneResult:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """What a report describes: the predictions of a finished run for held-out examples."""
+    """The content of a report: the predictions of a finished run for held-out examples."""
 
     features: Sequence[Any]  # the training inputs
     dev: Sequence[Any]
     task: Any
-    results: Sequence[Any]  # of each held-out example
+    results: Sequence[Any]  # one for each held-out example
 
 
 def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
@@ -62,7 +62,7 @@ def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list
     failed = next((run["failed"] for run in runs if run.get("failed")), None)
     if failed:
         remedy = "Pass more examples or epochs, a lower learning rate, or train a head only (`--freeze`)."
-        lines += [f"**Collapsed:** {failed}, also after the last restart. {remedy}", ""]
+        lines += [f"**Collapsed:** {failed}. {remedy}", ""]
     spread = artifact.metadata.metrics.get("dev over seeds")
     if spread:
         some = list(spread.items())[:MAX_COLUMNS]
@@ -151,7 +151,7 @@ def correct_answer(example: Example) -> object:
 
 
 def predicted_answer(result: TaskResult, digits: int = 2) -> object:
-    """The prediction of a result, without its confidence; `digits` of a value count."""
+    """The prediction of a result without its confidence; values are rounded to `digits`."""
     if hasattr(result, "spans"):
         return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)
     if hasattr(result, "index"):
@@ -175,7 +175,7 @@ def _error_size(example: Any, result: Any) -> float:
 
 
 def draw_confusion(path: Path, run: EvaluatedRun) -> list[str]:
-    """Plot which classes are taken for which: rows are correct classes, columns predicted ones. Needs matplotlib."""
+    """Plot the confusion matrix: rows are correct classes, columns predicted ones. Needs matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -210,7 +210,7 @@ def draw_confusion(path: Path, run: EvaluatedRun) -> list[str]:
 
 
 def _tick_font(labels: Sequence[str]) -> str | None:
-    """A font of this machine that has the characters of the labels; None if there is none for Chinese ones."""
+    """An installed font with the characters of the labels; None if there is none for Chinese."""
     from matplotlib import font_manager
 
     if all(ord(character) < 0x2E80 for label in labels for character in label):

@@ -1,9 +1,9 @@
-"""The fine-tuning of a task, for the loop: batches, loss, evaluation, and the resulting artifact.
+"""Fine-tuning as a training task for the loop: batches, loss, evaluation, and the resulting artifact.
 
-In: a `Task` (`tasks/`), examples, the model to start from, `TrainSettings`. Out: `FinetuneTask` for `loop.py`.
-Before this file: `task_heads.py`; after it: `finetune.py` runs it, `elastic.py` and `distill_task.py` extend it.
-Texts are packed without padding, and batches contain texts of similar length. Seed and epoch decide the batches, so a
-position in the data is two numbers.
+In: a `Task` (`tasks/`), examples, the initial model, `TrainSettings`. Out: `FinetuneTask` for `loop.py`. Before this
+file: `task_heads.py`. After it: `finetune.py` runs it, `elastic.py` and `distill_task.py` extend it. Texts are packed
+without padding, and batches contain texts of similar length. Seed and epoch determine the batches, so the position in
+the data is two numbers.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from albertkit.train.task_heads import (
 )
 from albertkit.train.train_settings import TrainSettings
 
-SORTED_BATCHES = 50  # batches that are sorted by length together
+SORTED_BATCHES = 50  # batches whose texts are sorted by length together
 EVAL_TOKENS = 4096  # tokens per forward pass of an evaluation
 FIRST_TOKEN_HEADS = {"classify", "choose"}  # heads that read the first token only
 FIELDS_WITHOUT_LOSS = {
     *("labels", "kind", "stride", "overlap", "target_length", "mean", "std", "known_labels"),  # targets depend on these
-    *("temperature", "threshold", "min_probability", "max_answer", "n_best", "target_words"),  # used after the training
+    *("temperature", "threshold", "min_probability", "max_answer", "n_best", "target_words"),  # used after training
 }
-"""Fields of a task that do not change the loss of given targets."""
+"""Fields of a task that do not change the loss, given the targets."""
 
 
 class FinetuneObjective(nn.Module):
-    """Texts and targets to a loss."""
+    """The loss of texts against targets."""
 
     def __init__(self, model: AlbertModel, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
-        self.network: nn.Module = model  # the model, or one that computes with its weights
+        self.network: nn.Module = model  # the model, or a wrapper around it
         self.heads = task.heads
         self.reads_all_tokens = not set(self.heads) <= FIRST_TOKEN_HEADS
         self.dtype = torch.float32
 
     def run(self, batch: Batch, targets: Sequence[Any] = (), keep_layers: bool = False) -> ModelOutput:
-        """The output of the task's heads; each choice is scored by itself, and tokens where `targets` have one."""
+        """The output of the task's heads. Each choice is scored separately; MLM scores targets only."""
         inputs: dict[str, dict[str, Any]] = {"choose": {"choices": 1}} if "choose" in self.heads else {}
         if "mlm" in self.heads:
             is_target = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=batch.ids.device)
@@ -75,7 +75,7 @@ class FinetuneObjective(nn.Module):
         return out
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
-        """(loss, its sum and count)."""
+        """(loss, sum and count of the loss)."""
         out, custom = self.run(batch, targets), custom_loss(self.task)
         loss = custom(out, targets) if custom else LOSSES[self.heads](self.task, out, targets)
         return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
@@ -98,14 +98,14 @@ class FinetuneTask:
         metric: str | None = None,
     ) -> None:
         if model.tokenizer is None:
-            raise AlbertkitError("the model to start from has no tokenizer; pass a folder that contains one")
+            raise AlbertkitError("the initial model has no tokenizer. Pass a folder that contains one.")
         self.task, self.initial_model, self.settings = task, model, settings
         self.tokenizer: Tokenizer = model.tokenizer
         self.max_length = min(max_length, model.config.max_position_embeddings)
         self.examples, self.dev = train, dev
         self.features = group_features(task.features(train, self.tokenizer, self.max_length), len(train))
         if not self.features:
-            raise AlbertkitError("there are no examples to train on; pass some with labels")
+            raise AlbertkitError("there are no examples to train on. Pass some with labels.")
         self.dev_features = task.features(dev, self.tokenizer, self.max_length) if len(dev) else []
         torch.manual_seed(settings.seed)
         self.model = self.build_model()
@@ -116,12 +116,12 @@ class FinetuneTask:
         self.identity = hashlib.sha256(content.encode() + self.identity_bytes()).hexdigest()[:16]
         self.position = (0, 0)  # epoch and batch
         self._order: tuple[int, list[np.ndarray]] | None = None
-        self.last_scores: list[Any] = []  # of the last evaluation, as the results and the names of the metrics
+        self.last_scores: list[Any] = []  # of the last evaluation, like the results and the metric names
         self.results: list[Any] = []
         self._metric_names: list[str] = []
 
     def identity_bytes(self) -> bytes:
-        """What `identity` depends on besides the examples: the weights to start from."""
+        """What `identity` depends on besides the examples: the initial weights."""
         weights = {n: a for n, a in self.initial_model.weights.items() if n.startswith("encoder.")}
         return b"".join(hashlib.sha256(weights[n].tobytes()).digest() for n in sorted(weights))
 
@@ -134,7 +134,7 @@ class FinetuneTask:
         return model
 
     def make_batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
-        """The encoder's input; a subclass may add what else is known of the examples (`model/fusion.py`)."""
+        """The encoder's input; a subclass may add other features of the examples (`model/fusion.py`)."""
         return pack_features(features)
 
     @property
@@ -143,7 +143,7 @@ class FinetuneTask:
         return self.metric or next(iter(self._metric_names), "loss")
 
     def compile(self) -> None:
-        """Nothing: lengths differ from batch to batch (LOG.md)."""
+        """Compile nothing: lengths differ from batch to batch (LOG.md)."""
 
     @property
     def batches(self) -> int:
@@ -209,7 +209,7 @@ class FinetuneTask:
         self._metric_names = list(metrics)
         if self.metric is not None and self.metric not in metrics:
             hint = nearest(self.metric, metrics)
-            raise AlbertkitError(f"there is no metric {self.metric!r}{hint}; choose one of {', '.join(metrics)}")
+            raise AlbertkitError(f"there is no metric {self.metric!r}{hint}. Choose one of {', '.join(metrics)}.")
         return metrics
 
     def check_metric(self) -> None:
@@ -222,7 +222,7 @@ class FinetuneTask:
         self._metric_names = []
 
     def check_metrics(self, metrics: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """None: `collapse.py` judges a fine-tuning by its predictions, when it is finished."""
+        """Always None: `collapse.py` checks the predictions of a finished run."""
         return None
 
     def data_position(self) -> dict[str, Any]:
@@ -233,8 +233,8 @@ class FinetuneTask:
         """Return to saved weights and a position in the data."""
         if data.get("examples") != self.identity:
             raise AlbertkitError(
-                "this folder contains a training on other examples, from another model or teacher, or with another "
-                "loss, pruning or seed; choose another folder, or delete it"
+                "this folder contains a run with other examples, another initial model or teacher, or another loss, "
+                "pruning or seed. Choose another folder, or delete it."
             )
         self.model.load_state_dict(to_tensors(artifact.weights))
         self.position = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
@@ -255,7 +255,7 @@ class FinetuneTask:
         }
         details = task_details(task, self.max_length)
         if isinstance(task, ClassifyTask) and all(getattr(e, "pair", None) is not None for e in self.examples):
-            details["pairs"] = True  # `distill` must not pass it single texts
+            details["pairs"] = True  # `distill` must not use single texts
         meta = dataclasses.replace(
             before,
             task=task_name(task),
@@ -277,7 +277,7 @@ def predict_scores(
     """(task, features, scores of each feature) of a fine-tuned model, computed in float32."""
     task = load_task(model.metadata)
     if model.tokenizer is None:
-        raise AlbertkitError("the model has no tokenizer; pass a folder that contains one")
+        raise AlbertkitError("the model has no tokenizer. Pass a folder that contains one.")
     network = AlbertModel.from_artifact(model)
     network.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     features = task.features(examples, model.tokenizer, int(model.metadata.details.get("max_length", 128)))
@@ -287,7 +287,7 @@ def predict_scores(
 def compute_scores(
     objective: FinetuneObjective, features: Sequence[Feature], make_batch: Callable[[Sequence[Feature]], Batch]
 ) -> list[Any]:
-    """The heads' scores of each feature, as the task reads them."""
+    """The heads' scores of each feature, in the format of the task."""
     objective.eval()
     scores: list[Any] = [None] * len(features)
     device = next(objective.parameters()).device
@@ -304,7 +304,7 @@ def compute_scores(
 
 
 def group_features(features: list[Feature], examples: int) -> list[list[Feature]]:
-    """Units that are drawn together: all choices of a question, else each feature; without those that lack a target."""
+    """Features that stay in one batch: all choices of a question, or one. Features without a target are dropped."""
     if all(f.target is not None for f in features):
         return [[feature] for feature in features]
     units: list[list[Feature]] = [[] for _ in range(examples)]
@@ -314,7 +314,7 @@ def group_features(features: list[Feature], examples: int) -> list[list[Feature]
 
 
 def loss_settings(task: Task) -> list[tuple[str, object]]:
-    """The fields of a task that change the loss of given targets (margin, weights …), if they are not the defaults."""
+    """The fields of a task that change the loss (margin, weights …) and differ from the defaults."""
     fields = _fields(task)
     values = [(f.name, getattr(task, f.name), f.default) for f in fields if f.name not in FIELDS_WITHOUT_LOSS]
     custom: list[tuple[str, object]] = [("loss", type(task).__name__)] if custom_loss(task) else []

@@ -1,8 +1,8 @@
-"""A classifier on frozen sentence vectors: seconds instead of minutes, and a handful of examples is enough. No torch.
+"""A classifier on frozen sentence vectors: trains in seconds, on a handful of examples. No torch.
 
-In: `TextExample`s with one class each, and a model. Out: an artifact whose head reads the sentence vector: a
-logistic regression, whose regularization cross-validation chooses. `train_frozen_head` is `finetune --freeze`;
-`choose_base_model` picks the built-in model that `finetune.py` starts from.
+In: `TextExample`s with one class each, and a model. Out: an artifact with a logistic regression on the sentence
+vector; cross-validation chooses the regularization. `train_frozen_head` is `finetune --freeze`. `choose_base_model`
+chooses the built-in model from which `finetune.py` starts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from albertkit.train.train_settings import FinetuneSettings
 
 STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularization, scikit-learn's C
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
-ERROR_RATIO = 0.8  # the vector model is chosen if its errors are below this share of the other's
+ERROR_RATIO = 0.8  # the vector model is chosen if its error rate is below this share of the other's
 RIDGE = 1e-3
 
 
@@ -48,7 +48,9 @@ def train_frozen_head(
     """Train a head on the vectors of a model. Examples of the class `oos` set the out-of-scope probability."""
     model = builtin.resolve(model, builtin.DEFAULT)
     if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in train):
-        raise AlbertkitError(f"frozen vectors are for classes of single texts, not for {task}; omit --freeze")
+        raise AlbertkitError(
+            f"--freeze is not available for {task}: frozen vectors are for classes of single texts. Omit --freeze."
+        )
     _check_single_texts([*train, *dev])
     if settings.shots:
         train = draw_shots(train, settings.shots, settings.seed)
@@ -84,11 +86,13 @@ def draw_shots(examples: Sequence[TextExample], shots: int, seed: int = 0) -> li
 
 def _check_single_texts(examples: Sequence[TextExample]) -> None:
     if any(example.pair is not None for example in examples):
-        raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
+        raise AlbertkitError(
+            "pairs are not available with frozen vectors, which need single texts. Fine-tune the whole model."
+        )
 
 
 def encode_texts(albert: Albert, examples: Sequence[TextExample], length: int) -> np.ndarray:
-    """Unit vectors (texts, dim) of texts, truncated to `length` tokens."""
+    """Unit vectors (texts, dim) of texts that are truncated to `length` tokens."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
     vectors = unit_length(window_vectors(albert, ids, albert.depth, albert.metadata.pooling))
     return np.asarray(vectors, np.float32).reshape(len(ids), albert.dim)
@@ -103,15 +107,15 @@ def fit_head(
 ) -> Artifact:
     """Fit a head on the vectors of `albert`, whose artifact is `base`.
 
-    out_of_scope: examples of no class; they set the probability below which a text is out of scope.
-    settings: without, texts are read as far as the model can.
+    out_of_scope: examples of no class. They set the probability below which a text is out of scope.
+    settings: without them, texts are truncated to the maximum length of the model.
     """
     need("sklearn", "frozen", "a classifier on frozen vectors")
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
 
     if not all(isinstance(example.label, str) for example in examples):
-        raise AlbertkitError("a head on frozen vectors needs one class per text; fine-tune the whole model instead")
+        raise AlbertkitError("a head on frozen vectors needs one class per text. Fine-tune the whole model instead.")
     task = ClassifyTask.from_examples(examples, "single")
     _check_single_texts(examples)
     length = albert.max_tokens if settings is None else min(settings.max_length, albert.max_tokens)
@@ -157,14 +161,14 @@ def _head_weights(weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def best_boundary(outside: np.ndarray, inside: np.ndarray) -> float:
-    """The probability that separates texts out of scope from others best, by the mean of both rates."""
+    """The threshold that best separates texts out of scope from others, by the mean of both recalls."""
     edges = np.unique(np.concatenate([outside, inside]))
     rates = [((outside < edge).mean() + (inside >= edge).mean()) / 2 for edge in edges]
     return float(edges[int(np.argmax(rates))])
 
 
 def write_head(artifact: Artifact, base: Path | str | None, folder: Path, overwrite: bool = False) -> Path:
-    """Write what `fit_head` made from the model at `base`. Its 8-bit matrices stay 8-bit, so vectors are identical."""
+    """Write the result of `fit_head` for the model at `base`. 8-bit matrices stay 8-bit, so vectors are identical."""
     stored = open_stored(base).weights
     kept = {n: w for n, w in stored.items() if isinstance(w, QuantizedMatrix) and n in artifact.weights}
     return write_artifact(artifact, folder, overwrite, kept=kept)
@@ -173,18 +177,18 @@ def write_head(artifact: Artifact, base: Path | str | None, folder: Path, overwr
 def choose_base_model(task: str, examples: Sequence[Any], max_length: int) -> tuple[str, str]:
     """(name of a built-in model, reason).
 
-    One built-in model is made for the meaning of whole texts, the other one for tokens in context. Classes of texts
-    may need either: the sentiment of a review is in the vectors of the first, grammaticality is not (LOG.md has
-    numbers). So both are tried on some examples, by least squares on their vectors, which takes seconds.
+    One built-in model is trained for sentence vectors, the other for tokens in context. Classes of texts may need
+    either: the vectors of the first contain the sentiment of a review, but not its grammaticality (numbers in LOG.md).
+    So both are compared on some examples, by least squares on their vectors, which takes seconds.
     """
     if max_length > builtin.describe(builtin.DEFAULT).shape["length"]:
-        return builtin.FINETUNE_MODEL, "it reads texts of that length"
+        return builtin.FINETUNE_MODEL, "it supports texts of that length"
     if task == "match":
-        return builtin.DEFAULT, "it is made for sentence vectors"
+        return builtin.DEFAULT, "it is trained for sentence vectors"
     if task != "classify" or any(e.pair for e in examples):
-        return builtin.FINETUNE_MODEL, "it is made for tokens in context"
+        return builtin.FINETUNE_MODEL, "it is trained for tokens in context"
     if len(examples) < MIN_TRIAL_EXAMPLES or not all(isinstance(e.label, str) for e in examples):
-        return builtin.DEFAULT, "it is made for the meaning of whole texts"
+        return builtin.DEFAULT, "it is trained for the meaning of whole texts"
     numbers = np.random.default_rng(0).permutation(len(examples))[:MAX_TRIAL_EXAMPLES]
     chosen = [examples[i] for i in numbers]
     labels = np.unique([e.label for e in chosen], return_inverse=True)[1]

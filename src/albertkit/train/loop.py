@@ -1,9 +1,9 @@
-"""The training loop, the only one of the project.
+"""The training loop of all training tasks.
 
 In: a `TrainingTask` (the model, its data and its loss), `TrainSettings`, a folder. Out: that folder, with
 checkpoints, metrics and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py` and
-`distill_task.py` are the tasks; everything else happens here once: budget, schedule, accumulation, several
-processes, checkpoints, resuming, rewinding after divergence.
+`distill_task.py` are the tasks. The loop handles budget, schedule, gradient accumulation, several processes,
+checkpoints, resuming, and rewinding after divergence.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Log = Callable[[str], None]  # called with one line for the user
 
 @dataclass(frozen=True)
 class Alarm:
-    """A problem that the metrics show."""
+    """A problem found in the metrics."""
 
     text: str
     rewind: bool = False  # return to the last checkpoint with half the learning rate, instead of stopping
 
 
 class TrainingTask(Protocol):
-    """What is trained: a model, its data and its loss."""
+    """A training task: a model, its data and its loss."""
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -58,12 +58,12 @@ class TrainingTask(Protocol):
 
     @property
     def has_fixed_shape(self) -> bool:
-        """Whether all batches have one shape, or a few."""
+        """Whether all batches have one shape, or one of a few."""
 
     @property
     def objective(self) -> nn.Module:
-        """Contains the model. Called with one micro-batch, it returns the loss, and a total and a count for each of
-        `metric_names`: (n, 2).
+        """The module that contains the model. A call with one micro-batch returns the loss, and a total and a count for
+        each of `metric_names`: (n, 2).
         """
 
     def compile(self) -> None:
@@ -76,7 +76,7 @@ class TrainingTask(Protocol):
         """Metrics on held-out data."""
 
     def check_metrics(self, metrics: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """An alarm if the model does not learn, or diverged."""
+        """An alarm if the model has collapsed or diverged."""
 
     def data_position(self) -> dict[str, Any]:
         """The position in the data, as JSON."""
@@ -90,7 +90,7 @@ class TrainingTask(Protocol):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a training ended."""
+    """The result of a training run."""
 
     model: Path | None  # the folder of the finished model, or None if the training was stopped
     state: TrainState
@@ -116,7 +116,7 @@ def train(
         except torch.OutOfMemoryError:
             rows = settings.micro_batch_size or settings.batch_size
             raise AlbertkitError(
-                f"the device ran out of memory with {rows} rows; set --micro-batch-size to half of that"
+                f"the device ran out of memory with {rows} rows. Set --micro-batch-size to half of that."
             ) from None
         finally:
             if run.train_log:
@@ -124,10 +124,10 @@ def train(
 
 
 class TrainingRun:
-    """One training in its folder."""
+    """A training run in its folder."""
 
     train_log: TrainLog | None = None
-    resumes = False  # whether the caller asked to resume
+    resumes = False  # whether the caller passed `resume`
 
     def __init__(
         self, task: TrainingTask, settings: TrainSettings, output: Path, processes: ProcessGroup, log: Log
@@ -150,11 +150,10 @@ class TrainingRun:
     def open(self, resume: bool) -> None:
         """Create the folder, or resume from its last checkpoint."""
         saved, self.resumes = checkpoint.saved_steps(self.output), resume
-        self.processes.barrier()  # all have looked before the main process writes
+        self.processes.barrier()  # all processes have read the folder before the main process writes
         if saved and not (resume or distributed.is_restart()):
             raise AlbertkitError(
-                f"{self.output} contains a training at step {saved[-1]}; resume it with --resume, "
-                "or choose another folder"
+                f"{self.output} contains a run at step {saved[-1]}. Resume it with --resume, or choose another folder."
             )
         if saved:
             self.restore(saved[-1])  # raises before anything is written
@@ -163,12 +162,12 @@ class TrainingRun:
                 self._write_settings(has_checkpoint=bool(saved))
             except OSError as error:
                 reason = error.strerror
-                raise AlbertkitError(f"{self.output} cannot be written: {reason}; choose another folder") from None
+                raise AlbertkitError(f"{self.output} cannot be written: {reason}. Choose another folder.") from None
         if saved:
             self.log(f"resuming from step {self.state.step:,} ({self.state.tokens:,} tokens)")
         else:
             if self.settings.load_best and getattr(self.task, "is_trained", False):
-                self.evaluate()  # the initial model is kept, if all that follows is worse
+                self.evaluate()  # the initial model is the result if no checkpoint is better
             if self.processes.is_main:
                 self.save()
         self.processes.barrier()
@@ -204,19 +203,21 @@ class TrainingRun:
         checkpoint.delete_old(self.output, self.settings.keep_checkpoints, self.state.best.get("step"))
 
     def has_finite_weights(self) -> bool:
-        """Others are never saved; the next line of metrics rewinds them."""
+        """Whether all weights are finite. If not, nothing is saved, and the next line of metrics triggers a rewind."""
         return all(bool(p.isfinite().all()) for p in self.task.objective.parameters())
 
     def progress(self) -> float:
-        """Share of the budget that is spent, by the main process's clock."""
+        """The spent share of the budget, by the clock of the main process."""
         self.state.seconds = time.perf_counter() - self.started_at
         spent = self.settings.progress(self.state.step, self.state.tokens, self.state.seconds)
         return self.processes.broadcast(spent) if self.settings.minutes is not None else spent
 
     def train(self, stop: StopRequest) -> TrainResult:
-        """Step until the budget is spent or a signal asks to stop."""
+        """Train until the budget is spent or a signal requests a stop."""
         settings = self.settings
-        if self.processes.world_size == 1 and len(self.state.sums) == len(self.sums):  # of a line in progress
+        if self.processes.world_size == 1 and len(self.state.sums) == len(
+            self.sums
+        ):  # a line of metrics is in progress
             self.sums += torch.tensor(self.state.sums, device=self.processes.device)
         progress, saved_at = self.progress(), time.perf_counter()
         if self.is_out_of_patience():
@@ -241,7 +242,9 @@ class TrainingRun:
                 saved_at = time.perf_counter()
             if is_stopped:
                 how = "" if self.resumes else " with --resume"
-                self.log(f"stopped at step {self.state.step:,} and saved; rerun the command{how} to resume")
+                self.log(
+                    f"stopped at step {self.state.step:,} and saved a checkpoint. Rerun the command{how} to resume."
+                )
                 return TrainResult(None, self.state, self.metrics)
             if self.is_out_of_patience():
                 self.log(f"no improvement in {settings.patience} evaluations: ending at step {self.state.step:,}")
@@ -277,7 +280,7 @@ class TrainingRun:
         self.tokens_since_log += tokens
 
     def reset_sums(self) -> None:
-        """Begin a new line of metrics."""
+        """Start a new line of metrics."""
         self.sums = torch.zeros(len(self.task.metric_names), 2, device=self.processes.device)
         self.tokens_since_log, self.logged_at = 0, time.perf_counter()
 
@@ -303,7 +306,7 @@ class TrainingRun:
             self.train_log.show_progress(progress, f" {shown} {speed / 1000:,.1f} ktok/s {left_text}")
         if alarm is not None:
             last = self.last_checkpoint()
-            raise AlbertkitError(f"stopped at step {step:,}: {alarm.text}. The last checkpoint is {last}")
+            raise AlbertkitError(f"stopped at step {step:,}: {alarm.text}. The last checkpoint is {last}.")
         self.reset_sums()
         return True
 
@@ -311,12 +314,12 @@ class TrainingRun:
         return checkpoint.checkpoint_folder(self.output, checkpoint.saved_steps(self.output)[-1])
 
     def rewind(self, problem: str) -> None:
-        """Return to the last checkpoint, from the second time on to the best one, with half the learning rate."""
+        """Return to the last checkpoint (from the second time on, to the best one) with half the learning rate."""
         self.rewinds += 1
         if self.rewinds > MAX_REWINDS:
             raise AlbertkitError(
-                f"step {self.state.step:,}: {problem}, after {MAX_REWINDS} rewinds; lower --learning-rate or raise "
-                f"--warmup-ratio, then resume from {self.last_checkpoint()} with --resume"
+                f"step {self.state.step:,}: {problem}, after {MAX_REWINDS} rewinds. Lower --learning-rate or raise "
+                f"--warmup-ratio, then resume from {self.last_checkpoint()} with --resume."
             )
         self.processes.barrier()
         failed, seconds = self.state.step, self.state.seconds
@@ -329,13 +332,13 @@ class TrainingRun:
         self.state.backoff *= 0.5**self.rewinds
         self.started_at = time.perf_counter() - (self.state.seconds if self.settings.minutes is None else seconds)
         step, backoff = self.state.step, self.state.backoff
-        self.log(f"step {failed:,}: {problem}; back to step {step:,} at {backoff:g} of the learning rate")
+        self.log(f"step {failed:,}: {problem}; rewinding to step {step:,} with {backoff:g} × the learning rate")
         if self.train_log:
             self.train_log.write(failed, "rewind", {"to": step, "backoff": backoff})
         self.reset_sums()
 
     def evaluate(self) -> None:
-        """Compute metrics on held-out data, and remember the best checkpoint."""
+        """Compute metrics on held-out data, and record the best checkpoint."""
         if self.processes.is_main:
             self.task.objective.eval()
             self.metrics = self.task.evaluate()
@@ -355,7 +358,7 @@ class TrainingRun:
             return
         best, sign = self.state.best, 1 if lower_is_better(self.task.selection_metric) else -1
         self.state.evaluations_since_best += 1
-        ties_with_start = best.get("step") == 0 and score == best["score"]  # then the trained one is preferred
+        ties_with_start = best.get("step") == 0 and score == best["score"]  # then the trained model is preferred
         if not best or ties_with_start or sign * score < sign * best["score"]:
             self.state.best, self.state.evaluations_since_best = {"step": self.state.step, "score": score}, 0
 
@@ -370,7 +373,7 @@ class TrainingRun:
                 self.restore(best)
                 self.metrics = self.task.evaluate() or metrics
                 if best == 0 < last.step:
-                    self.log("every evaluation was worse than the initial model, so the result is the initial model")
+                    self.log("every evaluation was worse than the initial model; the result is the initial model")
                 self.state = last
             write_artifact(self.task.to_artifact(self.metrics, self.state), target, overwrite=target.exists())
         self.processes.barrier()

@@ -1,7 +1,7 @@
-"""The optimizers: AdamW is torch's; LAMB, which torch lacks, is here, and Muon, which torch has in bf16 only.
+"""Optimizers: AdamW from torch, LAMB, which torch lacks, and Muon, which torch has in bf16 only.
 
 In: a model and `TrainSettings`. Out: a list of optimizers whose learning rates `loop.py` sets at each step.
-Matrices decay; biases and norms do not, and LAMB does not rescale them, as in the original code.
+Weight decay applies to matrices only. LAMB does not rescale the steps of biases and norms, as in the original code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Lamb(torch.optim.Optimizer):
     weights.
 
     update = m̂ / (√v̂ + ε) + λ·w, and w moves by lr · ‖w‖ / ‖update‖ · update. Groups with `adapt=False` keep the plain
-    step. Relatives: AdamW is the same without the ratio; LARS has it without the second moment.
+    step. AdamW is the same without the ratio; LARS has the ratio without the second moment.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """One step; all tensors of a group at a time."""
+        """One step, for all tensors of a group at once."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -73,11 +73,11 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised (Jordan et al. 2024): each matrix moves by the nearest matrix of equal singular values,
-    scaled to the size of an AdamW step (arXiv 2502.16982), so that AdamW's learning rates fit.
+    """Orthogonalised momentum (Jordan et al. 2024): each step is the nearest matrix with equal singular values. It is
+    scaled to the size of an AdamW step (arXiv 2502.16982), so AdamW's learning rates fit.
 
-    The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but in float32 where there is no GPU: bf16
-    products are slow on most processors, and crash on some.
+    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but uses float32 on a CPU: bf16 products are slow on
+    most processors, and crash on some.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """One step of every matrix."""
+        """One step, for every matrix."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -113,7 +113,7 @@ def orthogonalize(matrix: Tensor, rounds: int = 5) -> Tensor:
 
 
 def build_optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """One optimizer, or two for Muon, which is made for the matrices inside the layers only."""
+    """One optimizer, or two for Muon: it optimizes only the matrices inside the layers, and AdamW the rest."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [p for _, p in named if p.dim() >= 2]
     vectors: dict[str, Any] = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}

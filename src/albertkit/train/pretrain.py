@@ -1,9 +1,9 @@
-"""Pre-training: masked language modelling and sentence order, on a corpus.
+"""Pre-training on a corpus: masked language modelling (MLM) and sentence-order prediction.
 
 In: the folder that `corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `TrainingTask` for
 `loop.py`. Loss = MLM + sentence order (+ λ · consistency of the layers, an option). Losses are divided by the expected
-number of targets, not by the drawn one, so that a batch gives the same gradient however it is split among processes
-and micro-batches.
+number of targets, not by the drawn number. So the gradient of a batch does not depend on its split into processes and
+micro-batches.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dty
 from albertkit.train.loop import Alarm
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
-STUCK_AT = 0.4  # share of the budget after which a model must be better than the unigram frequencies
-STUCK_STEPS = 500  # and the training steps it has at least
-STUCK_LINES = 3  # lines of metrics in a row that must show it: one may be of few tokens
-DIVERGED_STEPS = 50  # training steps before which a loss may jump
+STUCK_AT = 0.4  # share of the budget after which a model must be better than unigram frequencies
+STUCK_STEPS = 500  # steps before which this is not checked
+STUCK_LINES = 3  # consecutive lines of metrics needed: a single one may have few tokens
+DIVERGED_STEPS = 50  # steps before which the loss may jump
 EVAL_BATCH = 64  # rows
 
 
 class PretrainObjective(nn.Module):
-    """Rows to losses: masks them, runs the model, compares."""
+    """The losses of rows: masks them, runs the model, compares."""
 
     def __init__(self, model: AlbertModel, specials: masking.SpecialIds, goals: PretrainSettings) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PretrainObjective(nn.Module):
         self.register_buffer("words", specials.words, persistent=False)
         self.dtype = torch.float32
         self.mask_rows, self.token_loss = masking.mask_rows, token_loss
-        self.depth: int | None = None  # of this step; None is the full one
+        self.depth: int | None = None  # of this step; None is the full depth
         model.encoder.layer_decay = goals.layer_decay
 
     def forward(
@@ -85,7 +85,7 @@ class PretrainObjective(nn.Module):
 
 
 def token_loss(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (n, classes) and targets (n,): the sum of the losses, the number of correct ones, and of targets."""
+    """The sum of losses, the number of correct predictions and of targets; scores (n, classes), targets (n,)."""
     scores = scores.float()
     loss = F.cross_entropy(scores, targets, ignore_index=masking.IGNORED, reduction="sum")
     known = targets >= 0
@@ -93,10 +93,10 @@ def token_loss(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def consistency_loss(layers: tuple[Tensor, ...], similarity: str = "cosine") -> Tensor:
-    """The mean of -log σ(similarity) of each token's hidden states after every two layers.
+    """The mean of -log σ(similarity) over all pairs of layers, of each token's hidden states.
 
-    The similarity is the cosine or the dot product. Behind a LayerNorm the latter is about H times as large: its σ is 1
-    as soon as two states are a little similar, and then has no gradient.
+    The similarity is the cosine or the dot product. After a LayerNorm, the dot product is about H times as large: its
+    σ is 1 for slightly similar states already, and the gradient vanishes.
     """
     states = torch.stack(layers, 1).float()  # (tokens, L, H)
     states = F.normalize(states, dim=-1) if similarity == "cosine" else states
@@ -106,7 +106,7 @@ def consistency_loss(layers: tuple[Tensor, ...], similarity: str = "cosine") -> 
 
 
 class PretrainTask:
-    """What `loop.train` trains: MLM and sentence order on the rows of a corpus."""
+    """MLM and sentence-order prediction on the rows of a corpus, for `loop.train`."""
 
     selection_metric = "mlm_loss"
     has_fixed_shape = True
@@ -126,12 +126,14 @@ class PretrainTask:
         longest = max(length for length, _ in self.goals.phases())
         if longest > self.config.max_position_embeddings:
             raise AlbertkitError(
-                f"rows of {longest} tokens do not fit the {self.config.max_position_embeddings} positions of this shape"
+                f"rows of {longest} tokens do not fit: this shape has {self.config.max_position_embeddings} positions. "
+                "Pass smaller --lengths."
             )
         deepest = max(self.goals.shallow_depths(), default=1)
         if deepest > self.config.num_hidden_layers:
             raise AlbertkitError(
-                f"depths go up to {deepest}, and this shape has {self.config.num_hidden_layers} layers; choose fewer"
+                f"depth {deepest} is not available: this shape has {self.config.num_hidden_layers} layers. "
+                "Pass smaller --depths."
             )
         torch.manual_seed(settings.seed)
         if model is None:
@@ -149,13 +151,13 @@ class PretrainTask:
         share = counts[counts > 0] / counts.sum()
         self.entropy = -float((share * np.log(share)).sum())
         self.stuck = 0
-        self.lowest: dict[int, float] = {}  # loss by length of rows: other lengths have other losses
+        self.lowest: dict[int, float] = {}  # by length of rows, since the loss depends on the length
         self.positions: dict[int, StreamPosition] = {}  # by length of rows
         self.streams: dict[int, RowStream] = {}
         self.trained_positions = 0 if model is None else known_positions(model)
 
     def compile(self) -> None:
-        """Compile what is large: one shared layer, which is then used L times, the masking, and the MLM loss."""
+        """Compile the costly parts: the shared layer, which is used L times, the masking, and the MLM loss."""
         for module in self.model.encoder.modules():
             if isinstance(module, Layer):
                 module.compile(dynamic=False)
@@ -175,7 +177,7 @@ class PretrainTask:
         if masking.mix_seed(seed + 1, step) / 2**64 < self.goals.short_ratio:
             length = max(8, length // 4)
         rows = settings.batch_size * self.length // length
-        share = max(1, rows // processes.world_size)  # of this process
+        share = max(1, rows // processes.world_size)  # rows of this process
         first = processes.rank * share
         if length not in self.streams:
             train = self.shards.split("train")
@@ -192,12 +194,12 @@ class PretrainTask:
         return micro_batches, share * processes.world_size * length
 
     def draw_depth(self, step: int) -> int | None:
-        """The depth of a step: every second time the full one, else one of the shallower ones there are."""
+        """The depth of a step: the full depth in half of the steps, otherwise one of the shallower depths."""
         depths, random = self.goals.shallow_depths(), masking.mix_seed(self.settings.seed + 2, step)
         return depths[(random >> 1) % len(depths)] if depths and random & 1 else None
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics on held-out rows at the full depth, and those of MLM at the shallower depths that are trained."""
+        """Metrics on held-out rows at the full depth, and MLM metrics at the trained shallower depths."""
         found = self.evaluate_depth(None)
         for depth in self.goals.shallow_depths() if found else ():
             at_depth = self.evaluate_depth(depth)
@@ -221,7 +223,7 @@ class PretrainTask:
         sums = torch.zeros(len(self.metric_names), 2, device=device)
         for start in range(0, rows, EVAL_BATCH):
             pairs = stream.take(min(EVAL_BATCH, rows - start))
-            with torch.compiler.set_stance("force_eager"):  # not worth compiling for
+            with torch.compiler.set_stance("force_eager"):  # compiling takes longer
                 sums += self.objective(*tensors(pairs, device), key, masking.to_device(start, device))[1]
         return {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
@@ -237,9 +239,9 @@ class PretrainTask:
         if self.stuck < STUCK_LINES:
             return None
         return Alarm(
-            f"the MLM loss is {loss:.2f}, and predicting by frequency alone gives {self.entropy:.2f}: the model has "
-            f"collapsed. Start again with half the --learning-rate, a longer --warmup-ratio or another --seed; "
-            f"with very little data or budget, use a smaller shape"
+            f"the MLM loss is {loss:.2f}, above the {self.entropy:.2f} of unigram frequencies: the model has "
+            f"collapsed. Start again with half the --learning-rate, a larger --warmup-ratio or another --seed. "
+            f"With very little data or budget, use a smaller shape"
         )
 
     def data_position(self) -> dict[str, Any]:
@@ -251,7 +253,7 @@ class PretrainTask:
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Return to saved weights and a position in the data."""
         if artifact.config != self.config:
-            raise AlbertkitError("the checkpoint has a different shape; resume with the same --shape and --option")
+            raise AlbertkitError("the checkpoint has a different shape. Resume with the same --shape and --option.")
         self.model.load_state_dict(to_tensors(artifact.weights))
         self.positions = {int(length): StreamPosition(**at) for length, at in data.get("rows", {}).items()}
         self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
@@ -276,23 +278,23 @@ class PretrainTask:
 
 
 def known_positions(model: Artifact) -> int:
-    """Positions that a model was trained on: as its history says, or else all that it has."""
+    """The number of positions a model was trained on: from its history, or else all."""
     stored = [step["positions"] for step in model.metadata.history if step.get("positions")]
     return int(max(stored)) if stored else model.config.max_position_embeddings
 
 
 @torch.no_grad()
 def stretch(positions: Tensor, known: int) -> None:
-    """Fill untrained position vectors with those of trained positions, repeatedly, but never with the first.
+    """Fill untrained position vectors with copies of the trained ones, except the first.
 
-    Untrained vectors are far from all others: a model with one at every fourth token forgets the rest (LOG.md).
+    Untrained vectors are far from all others, and a few of them per row ruin a model (LOG.md).
     """
     places = torch.arange(known, len(positions), device=positions.device)
     positions[known:] = positions[1 + (places - 1) % (known - 1)] if known > 1 else positions[:1]
 
 
 def tensors(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows as tensors on a device; unsigned numbers travel as signed ones of the same bits."""
+    """Rows as tensors on a device. Unsigned integers are reinterpreted as signed ones."""
     signed = pairs.tokens.view(np.int16 if pairs.tokens.itemsize == 2 else np.int32)
     found = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (signed, pairs.first, pairs.ordered))
     if device.type == "cuda":
@@ -301,32 +303,32 @@ def tensors(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, 
 
 
 def fit(config: AlbertConfig, tokenizer: Tokenizer) -> AlbertConfig:
-    """The shape with the tokenizer's vocabulary, rounded up to a multiple of 8, which GPUs multiply faster."""
+    """The shape with the tokenizer's vocabulary size, rounded up to a multiple of 8, which is faster on GPUs."""
     size = -(-tokenizer.vocab_size // 8) * 8
     ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
     return config.replace(vocab_size=size, **{k: v for k, v in ids.items() if v is not None})
 
 
 def same_vocabulary(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
-    """The shape of the model to start from, if it has the vocabulary of the corpus."""
+    """The shape of the initial model, if it has the vocabulary of the corpus."""
     if tokenizer.vocab_size > start.config.vocab_size:
         raise AlbertkitError(
-            f"the corpus has {tokenizer.vocab_size} tokens, the model to start from {start.config.vocab_size}; "
-            f"make the corpus with that model's tokenizer"
+            f"the corpus has a vocabulary of {tokenizer.vocab_size} tokens, the initial model "
+            f"{start.config.vocab_size}. Build the corpus with the model's tokenizer."
         )
     if start.tokenizer is not None and start.tokenizer.vocabulary.tokens != tokenizer.vocabulary.tokens:
         raise AlbertkitError(
-            "the model to start from and the corpus have different vocabularies; build the corpus with its tokenizer"
+            "the initial model and the corpus have different vocabularies. Build the corpus with the model's tokenizer."
         )
     return start.config
 
 
 def specials(tokenizer: Tokenizer) -> masking.SpecialIds:
-    """What masking needs to know of a tokenizer."""
+    """The special ids of a tokenizer, for masking."""
     cls, sep, mask = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
     if cls is None or sep is None or mask is None:
         raise AlbertkitError(
-            "this tokenizer has no [CLS], [SEP] or [MASK], which pre-training needs; train another one"
+            "this tokenizer has no [CLS], [SEP] or [MASK]: pre-training needs all three. Train another one."
         )
     words = [i for i in range(tokenizer.vocab_size) if i not in {tokenizer.pad_id, tokenizer.unk_id, cls, sep, mask}]
     return masking.SpecialIds(cls, sep, mask, torch.tensor(words))
@@ -338,7 +340,7 @@ def describe(task: PretrainTask) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in task.model.parameters()),
         "vocabulary": task.config.vocab_size,
         "tokens in the corpus": sum(len(shard.tokens) for shard in task.shards.split("train")),
-        "tokens for one update": task.settings.batch_size * task.length,
+        "tokens per step": task.settings.batch_size * task.length,
         **{name: value for name, value in asdict(task.settings).items() if value is not None},
         **{name: value for name, value in asdict(task.goals).items() if value != ""},
     }

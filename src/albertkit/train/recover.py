@@ -1,8 +1,8 @@
-"""Training of compressed models with the full model as the teacher: after pruning, and for few bits.
+"""Training of compressed models with the full model as the teacher: after pruning, and for 8 or 4 bits.
 
-In: a `RecoveryJob`: a compressed model, the full one, and examples of its task or texts. Out: the model, trained; for
-few bits `TrainedWeights`, which `compress/quantize.py` rounds to exactly the numbers that the last step computed
-with. Before this file: `distill_task.py`; `compress/prune.py` calls `Recovery`.
+In: a `RecoveryJob`: a compressed model, the full one, and examples of its task or texts. Out: the trained model. For
+8 or 4 bits, `TrainedWeights`: `compress/quantize.py` rounds them to exactly the numbers of the last training step.
+Before this file: `distill_task.py`; `compress/prune.py` calls `Recovery`.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class RecoveryJob:
     data: DistillData
     settings: RecoverySettings
     step: str
-    """Its name in the history of the model."""
+    """The name of this step in the history of the model."""
     hidden: float = 1.0
-    """With a task, the weight of hidden states in the loss."""
+    """The weight of hidden states in the loss, for a model with a task."""
     identity: str = ""
-    """How `model` was made, so that a run of another one is not resumed. Default: its weights, whose last bits may
-    differ between machines."""
+    """How `model` was made, so that a run with another model is not resumed. By default a hash of its weights,
+    whose last bits may differ between machines."""
 
     @property
     def distill(self) -> DistillSettings:
-        """What is learnt from the teacher: logits, with a task; vectors, for a model that computes them."""
+        """The teacher outputs in the loss: logits for a model with a task; vectors for a model that computes them."""
         if self.data.task is not None:
             return DistillSettings(labels=0.5, logits=1.0, hidden=self.hidden)
         return DistillSettings(hidden=1.0, vectors=1.0 if self.teacher.metadata.task == "embed" else 0.0)
@@ -104,7 +104,7 @@ def recover_model(
     log: Log = lambda text: None,
     progress_bar: bool = False,
 ) -> tuple[Artifact, dict[str, float]]:
-    """Train the model of a job in the folder `output`, where the same call resumes; returns it with its metrics.
+    """Train the model of a job in the folder `output`, and return it with its metrics. The same call resumes.
 
     prepare: changes the training task before it starts.
     """
@@ -116,7 +116,9 @@ def recover_model(
     )
     max_length = job.settings.max_length or int(job.model.metadata.details.get("max_length", 128))
     task = DistillTask(job.data, job.model, job.train_settings(1), job.distill, outputs, max_length)
-    epochs = job.settings.epochs or preset_epochs(len(task.features)) / 2  # the full model learnt all of it before
+    epochs = (
+        job.settings.epochs or preset_epochs(len(task.features)) / 2
+    )  # the full model was trained on these examples before
     evaluations = math.ceil(epochs) if job.settings.minutes is None else 10
     task.settings = job.train_settings(max(1, round(task.batches * epochs)), evaluations)
     task.is_trained, task.step = True, job.step
@@ -129,7 +131,7 @@ def recover_model(
 
 @dataclass
 class Recovery:
-    """The training that `prune` calls before it writes; afterwards `scores` shows what was lost and recovered."""
+    """The training that `prune` calls before it writes. Afterwards `scores` has the loss and the recovery."""
 
     data: DistillData
     settings: RecoverySettings
@@ -138,9 +140,9 @@ class Recovery:
     log: Log = lambda text: None
     progress_bar: bool = False
     identity: str = ""
-    """How the model was pruned and on which texts; see `RecoveryJob.identity`."""
+    """The settings and texts of the pruning; see `RecoveryJob.identity`."""
     scores: dict[str, QualityScore] = field(default_factory=dict)
-    """`full`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
+    """`full`, `pruned`, `recovered`: scores on the held-out examples; empty without examples."""
 
     def __call__(self, full: Artifact, pruned: Artifact) -> Artifact:
         """The pruned model, trained."""
@@ -186,7 +188,7 @@ def fake_quantize_blocks(weight: Tensor) -> Tensor:
     blocks = -(-columns // BLOCK)
     largest = weight.abs().amax(1)
     scale = torch.where(largest > 0, largest / largest.new_tensor(120), torch.ones_like(largest))[:, None]
-    missing = blocks * BLOCK - columns  # zeros at the end are rounded to zeros without an error
+    missing = blocks * BLOCK - columns  # padding zeros are rounded without an error
     scaled = nn.functional.pad(weight / scale, (0, missing)).view(rows, blocks, BLOCK)
     steps = torch.ones(rows, blocks, 1, device=weight.device)
     best = torch.full_like(steps, torch.inf, dtype=torch.float64)
@@ -209,7 +211,7 @@ def fake_quantize_weight(name: str, weight: Tensor, bits: int, smooth: Tensor | 
 
 
 def fake_quantize_tokens(x: Tensor, max_level: int, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
-    """The input of a product as the runtime rounds it, each token by its own largest number (`Builder.product`)."""
+    """The input of a matrix product, rounded like in the runtime: one scale per token (`Builder.product`)."""
     with torch.no_grad():
         y = x.float() if smooth is None else x.float() * smooth
         y = y if floor is None else y + floor
@@ -225,7 +227,7 @@ def fake_quantize_tokens(x: Tensor, max_level: int, smooth: Tensor | None = None
 
 
 class FakeQuantizedModel(nn.Module):
-    """A model that computes as it will when it is stored in few bits; its parameters are those of the float model."""
+    """A model that computes like its quantized version; its parameters are those of the float model."""
 
     def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, max_level: int = MAX_LEVEL) -> None:
         super().__init__()
@@ -233,8 +235,8 @@ class FakeQuantizedModel(nn.Module):
         special = sorted(set(model.config.options.active()) - PLAIN_OPTIONS)
         if special:
             raise AlbertkitError(
-                f"this model has the option {special[0]}, and only plain layers can be trained for few bits. Quantize "
-                "it without --train."
+                f"this model has the option {special[0]}: quantization-aware training supports plain layers only. "
+                "Quantize it without --train."
             )
         self.model, self.bits, self.max_level = model, bits, max_level
         self.smooth = {name: torch.from_numpy(np.array(array)) for name, array in smooth.items()}
@@ -264,7 +266,7 @@ class FakeQuantizedModel(nn.Module):
         return self.smooth.get(name)
 
     def weights(self) -> dict[str, Tensor]:
-        """Every matrix, rounded once for all its uses."""
+        """Every matrix, rounded once per step."""
         return {
             name: fake_quantize_weight(name, parameter, self.bits, self._smooth_on(name, parameter.device))
             for name, parameter in self.model.named_parameters()
@@ -277,7 +279,7 @@ class FakeQuantizedModel(nn.Module):
 
 
 def calibrate_smoothing(artifact: Artifact, texts: Sequence[str] | None, bits: int) -> Smooth:
-    """The smoothing factors of each matrix that has some, from the inputs of the float model's layers."""
+    """The smoothing factors of the matrices, from the inputs of the float model's layers."""
     factors = {
         name: smoothing_factors(name, square, bits) for name, square in activation_moments(artifact, texts).items()
     }
@@ -293,7 +295,7 @@ def train_for_bits(
     log: Log = lambda text: None,
     progress_bar: bool = False,
 ) -> TrainedWeights:
-    """Train a float model for 8 or 4 bits in the folder `output`, where the same call resumes."""
+    """Train a float model for 8 or 4 bits in the folder `output`. The same call resumes."""
     artifact = open_float_model(source)
     smooth = calibrate_smoothing(artifact, data.texts()[:CALIBRATION_TEXTS] or None, bits)
 

@@ -1,8 +1,8 @@
-"""The heads of a task: building them, and their losses against labels or against another model's scores.
+"""Task heads, and their losses against labels or against another model's scores.
 
-In: a `Task`, and the model to start from, or a model's output and the targets. Out: a model with the task's heads,
-or the mean loss. Next: `finetune_task.py` uses `LOSSES`; `elastic.py` and `distill_task.py` use `distill_loss` too.
-Losses of hidden states are in `distill_task.py`.
+In: a `Task` and the initial model, or a model's output and the targets. Out: a model with the task's heads, or the mean
+loss. Next: `finetune_task.py` uses `LOSSES`; `elastic.py` and `distill_task.py` also use `distill_loss`. Losses of
+hidden states are in `distill_task.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from albertkit.weights import HEADS
 
 
 def build_task_model(initial: Artifact, task: Task) -> AlbertModel:
-    """The encoder to start from, with new heads for the task; of its own heads, only the MLM head is kept."""
+    """The initial encoder with new heads for the task. Of its old heads, only the MLM head is kept."""
     kept: tuple[str, ...] = ("encoder.",)
     if "mlm" in task.heads:
         check_can_generate(initial.config, initial.weights)
@@ -39,17 +39,17 @@ def build_task_model(initial: Artifact, task: Task) -> AlbertModel:
     missing, unexpected = model.load_state_dict(to_tensors(weights), strict=False)
     wrong = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
     if wrong:
-        raise AlbertkitError(f"the weights do not fit the model at {wrong[0]!r}; check the folder's config.json")
+        raise AlbertkitError(f"the weights do not fit the model at {wrong[0]!r}. Check the folder's config.json.")
     return model
 
 
 def build_task_head(name: str, initial: Artifact, task: Task) -> nn.Module:
-    """A new head with as many rows as the task has labels; a custom task makes its own."""
+    """A new head with one row per label; a custom task builds its own."""
     if name not in HEADS:
         if not hasattr(task, "module") or custom_loss(task) is None:
             raise AlbertkitError(
-                f"the head {name!r} is not built in (there are {', '.join(HEADS)}); add the methods "
-                "module(name, config), which makes it, and loss(output, targets) to the task"
+                f"the head {name!r} is not built in: the built-in heads are {', '.join(HEADS)}. Add the methods "
+                "module(name, config) and loss(output, targets) to the task."
             )
         head: nn.Module = task.module(name, initial.config)
         return head
@@ -58,10 +58,10 @@ def build_task_head(name: str, initial: Artifact, task: Task) -> nn.Module:
 
 @torch.no_grad()
 def init_bias_from_frequencies(head: Head, targets: Sequence[Sequence[float]]) -> None:
-    """Let a multi-label head start with the frequency of each label.
+    """Initialize the biases of a multi-label head with the label frequencies.
 
-    Rare labels have scores far below 0. Biases move by one learning rate per step, too slowly to get there, so the
-    encoder would first learn to give every text one strong direction, which does not depend on the text.
+    Rare labels have scores far below 0. A bias moves by one learning rate per step, which is too slow. Without this
+    function, the encoder would first learn one strong direction for all texts.
     """
     frequency = torch.tensor(targets, dtype=torch.float64).mean(0).clamp(1e-4, 1 - 1e-4)
     head.linear.bias.copy_(torch.log(frequency / (1 - frequency)))
@@ -82,7 +82,7 @@ def copy_heads(model: AlbertModel, source: Artifact) -> None:
 
 
 def task_name(task: Task) -> str:
-    """The name in `albertkit.json`: of the built-in task that it is or extends; `embed` for custom heads."""
+    """The name in `albertkit.json`: the built-in task that this task is or extends, or `embed` for custom heads."""
     return task.name if task.name in TASKS and set(task.heads) <= {*HEADS, "vector"} else "embed"
 
 
@@ -151,7 +151,7 @@ def match_loss(task: MatchTask, out: ModelOutput, targets: list[Any]) -> Tensor:
     vectors = F.normalize(out.heads["vector"].float(), dim=-1)
     first, second = vectors[0::2], vectors[1::2]
     labels = torch.tensor(targets[0::2], dtype=torch.float32, device=vectors.device)
-    if task.loss == "mnrl":  # the partner among all second texts, and the other way round
+    if task.loss == "mnrl":  # each text against all second texts, in both directions
         scores = task.scale * first @ second.T
         right = torch.arange(len(scores), device=scores.device)
         return (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right)) / 2
@@ -182,12 +182,12 @@ LOSSES: dict[tuple[str, ...], Callable[[Any, ModelOutput, list[Any]], Tensor]] =
 
 
 def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """KL of two rows of scores, on average over rows; times temperature², so that gradients keep their size."""
+    """Mean KL over rows of scores, times temperature², so that gradients keep their size."""
     student, teacher = (scores.float().div(temperature).log_softmax(-1) for scores in (student, teacher))
     return temperature**2 * F.kl_div(student, teacher, log_target=True, reduction="batchmean")
 
 
-DISTILLABLE = LOSSES.keys() - {("mlm",)}  # heads of the tasks that `distill_loss` knows
+DISTILLABLE = LOSSES.keys() - {("mlm",)}  # heads that `distill_loss` supports
 
 
 def distill_loss(

@@ -1,8 +1,8 @@
 """Teachers: ALBERT models for vectors and hidden states, and BERT-like sentence encoders for vectors.
 
 In: `Passages` or texts, and model folders. Out: one target vector per text, or a module that computes hidden states.
-The vectors of all teachers are centred, scaled to length 1, weighted and concatenated; a principal component analysis
-rotates them so that the first numbers carry most, and they are cut to the student's width. Next: `distill.py`.
+The vectors of all teachers are centred, scaled to length 1, weighted and concatenated. A principal component analysis
+reduces them to the student's width, components in order of variance. Next: `distill.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from albertkit.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MAX_LENGTH = 256  # most tokens of a text that an encoder of transformers reads
+MAX_LENGTH = 256  # maximum tokens per text for an encoder of transformers
 CHUNK = 8192  # texts encoded together
-COMPARED_TEXTS = 64  # on which two tokenizers are compared
+COMPARED_TEXTS = 64  # texts used to compare two tokenizers
 MAX_ROWS = 4096  # texts at once on the device
 MAX_TOKENS = 131_072  # tokens at once on the device
 SAMPLE = 100_000  # texts from which the principal components are computed
@@ -49,7 +49,7 @@ ROTATED_ROWS = 65_536  # texts rotated at once
 
 @dataclass(frozen=True)
 class TeacherMixture:
-    """Teachers, and the weight of each one's vectors."""
+    """Teachers, and the weight of each teacher's vectors."""
 
     folders: tuple[Path, ...]
     weights: tuple[float, ...]
@@ -63,7 +63,7 @@ def is_albert(folder: Path | str | None) -> bool:
     try:
         place = read_encoder_folder(model_folder(folder)).path
         if (place / METADATA_FILE).is_file() or not (place / "config.json").is_file():
-            return True  # the reader of artifacts explains what is missing
+            return True  # the artifact reader raises an error that names what is missing
         return read_json(place / "config.json").get("model_type") in ("albert", "albertkit")
     except AlbertkitError:
         return False
@@ -71,17 +71,17 @@ def is_albert(folder: Path | str | None) -> bool:
 
 @dataclass(frozen=True)
 class EncoderFolder:
-    """Where an encoder of another project is stored, and how it reads and pools texts."""
+    """An encoder of another project: its folder, prefix, maximum length and pooling."""
 
     path: Path
     pooling: str = "mean"
     prompt: str = ""
-    """Before each text."""
+    """The prefix of each text."""
     max_length: int = MAX_LENGTH
 
 
 def read_encoder_folder(folder: Path) -> EncoderFolder:
-    """What a sentence-transformers folder says; for any other, the defaults."""
+    """The settings of a sentence-transformers folder; for any other folder, the defaults."""
     if not sentence_transformers.is_folder(folder):
         return EncoderFolder(folder)
     path, pooling = sentence_transformers.read_modules(folder)[:2]
@@ -93,7 +93,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
 
 
 def teacher_identity(folder: Path) -> str:
-    """A hash of what decides a teacher's vectors: its weights, and how it reads and pools."""
+    """A hash of everything that determines a teacher's vectors: weights, tokenization and pooling."""
     parts: tuple[object, ...]
     if is_albert(folder):
         stored = open_stored(folder)
@@ -105,7 +105,7 @@ def teacher_identity(folder: Path) -> str:
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise AlbertkitError(
-                f"{encoder.path} has no {missing[0]}. Name an ALBERT model, or a folder with config.json, "
+                f"{encoder.path} has no {missing[0]}. Pass an ALBERT model, or a folder with config.json, "
                 "model.safetensors and tokenizer.json."
             )
         parts = (*map(digest, files), encoder.pooling, encoder.prompt, encoder.max_length)
@@ -123,7 +123,7 @@ def teacher_tokenizer(folder: Path) -> Tokenizer:
 
 
 def max_positions(model: PreTrainedModel) -> int:
-    """The most tokens that an encoder of transformers reads; RoBERTa counts from after the position of the padding."""
+    """The maximum length of an encoder of transformers; RoBERTa numbers positions from after the padding id."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, torch.nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
@@ -142,7 +142,7 @@ def load_transformers_encoder(encoder: EncoderFolder, device: torch.device) -> t
         prefix = f"{model.base_model_prefix}."
         state = {k.removeprefix(prefix): v.float() for k, v in load_file(str(folder / "model.safetensors")).items()}
         tokenizer = RustTokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # tokenizers and transformers raise many kinds
+    except Exception as error:  # tokenizers and transformers raise many types
         raise AlbertkitError(f"{folder} cannot be opened as a sentence encoder: {str(error)[:160]}") from None
     missing, _ = model.load_state_dict(state, strict=False)
     required = [name for name in missing if "pooler" not in name and "position_ids" not in name]
@@ -195,7 +195,7 @@ def open_state_teacher(folder: Path, student: Tokenizer, texts: Sequence[str]) -
 def encode_ids(
     model: PreTrainedModel, ids: Sequence[Sequence[int]], device: torch.device, pooling: str = "mean"
 ) -> torch.Tensor:
-    """Mean, first or maximum of the last hidden states of each text, length 1, (texts, width)."""
+    """Unit vectors, (texts, width): mean, first or maximum of the last hidden states."""
     lengths = np.array([len(row) for row in ids])
     order = np.argsort(lengths, kind="stable")
     out = torch.empty(len(order), model.config.hidden_size)
@@ -234,7 +234,7 @@ class VectorTeacher:
             self.width = self.model.config.hidden_size
 
     def encode(self, texts: Sequence[str]) -> torch.Tensor:
-        """(texts, width), length 1."""
+        """Unit vectors, (texts, width)."""
         if self.albert is not None:
             return torch.from_numpy(self.albert.embed(list(texts), long_texts="truncate", normalize=True))
         assert self.model is not None
@@ -250,7 +250,7 @@ class TeacherEnsemble:
         self.widths = [teacher.width for teacher in self.teachers]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """(texts, sum of widths), float16."""
+        """Concatenated vectors (texts, sum of widths), float16."""
         return torch.cat([teacher.encode(texts) for teacher in self.teachers], 1).half().numpy()
 
     def encode_chunks(self, chunks: Iterable[Sequence[str]], count: int) -> np.ndarray:
@@ -308,7 +308,7 @@ def passage_targets(
 
 
 def text_targets(texts: Sequence[str], mixture: TeacherMixture, dim: int, device: torch.device) -> np.ndarray:
-    """Targets of texts, float16 (texts, dim); the vectors of one teacher unchanged, if they have `dim` numbers."""
+    """Targets of texts, float16 (texts, dim). Vectors of a single teacher are unchanged if they have width `dim`."""
     teachers = TeacherEnsemble(mixture.folders, device)
     chunks = (texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK))
     raw = teachers.encode_chunks(chunks, len(texts))

@@ -1,8 +1,8 @@
 """The settings of every training, as frozen dataclasses. No torch here.
 
 In: values from the command line or from Python. Out: `TrainSettings`, `PretrainSettings`, `FinetuneSettings`,
-`ElasticSettings`, checked. The sentence of a field is its documentation, here and in `--help`; a field without a
-sentence is no flag. Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py`.
+`ElasticSettings`, checked. The sentence of a field is its documentation, here and in `--help`. A field without a
+sentence has no flag. Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RULES: dict[str, Callable[[float], bool]] = {
     "from 0 to 1": lambda value: 0 <= value <= 1,
     "8 or more, or 0 for the model's own": lambda value: value == 0 or 8 <= value <= 1_000_000,
 }
-"""What a number in the settings may be, in the words of the error; see `check_numbers`."""
+"""Rules for numbers in the settings, worded for the error; see `check_numbers`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TrainSettings:
         budgets = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
         if len(budgets) != 1:
             given = " and ".join(budgets) or "none"
-            raise AlbertkitError(f"the budget is given by {given}; pass exactly one of steps, tokens and minutes")
+            raise AlbertkitError(f"the budget is set by {given}. Pass exactly one of steps, tokens and minutes.")
         numbers = ("steps", "tokens", "minutes", "batch_size", "micro_batch_size", "learning_rate")
         check_numbers(self, "above 0", *numbers, "log_every", "save_minutes", "save_steps", "keep_checkpoints")
         check_numbers(self, "0 or above", "weight_decay", "max_grad_norm", "evaluations", "patience")
@@ -81,7 +81,7 @@ class TrainSettings:
         return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     def progress(self, step: int, tokens: int, seconds: float) -> float:
-        """Share of the budget that is spent, from 0; 1 or more is the end."""
+        """The spent share of the budget, from 0; training ends at 1."""
         if self.steps is not None:
             return step / self.steps
         if self.tokens is not None:
@@ -133,10 +133,12 @@ class PretrainSettings:
             parts = [part.split(":") for part in self.lengths.split(",")]
             phases = [(int(p[0]), float(p[1]) if len(p) > 1 else 1.0) for p in parts]
         except (ValueError, IndexError):
-            raise AlbertkitError(f"lengths is {self.lengths!r}; write it like 128 or 128:0.9,512:0.1") from None
+            raise AlbertkitError(f"lengths is {self.lengths!r}. Write it like 128 or 128:0.9,512:0.1.") from None
         total = sum(share for _, share in phases)
         if min(length for length, _ in phases) < 8 or min(share for _, share in phases) <= 0 or abs(total - 1) > 1e-6:
-            raise AlbertkitError(f"lengths is {self.lengths!r}; a row has 8 tokens or more, and shares add up to 1")
+            raise AlbertkitError(
+                f"lengths is {self.lengths!r}: lengths must be 8 or more, and shares must add up to 1."
+            )
         return phases
 
     def shallow_depths(self) -> tuple[int, ...]:
@@ -188,8 +190,8 @@ class FinetuneSettings:
             raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more")
         if self.freeze and self.seeds > 1:
             raise AlbertkitError(
-                f"seeds is {self.seeds}, but a head on frozen vectors does not depend on the seed; omit --seeds "
-                "or --freeze (with --shots, --seed 1 draws other examples)"
+                f"seeds={self.seeds} is not available: a head on frozen vectors does not depend on the seed. Omit "
+                "--seeds or --freeze. With --shots, --seed 1 draws other examples."
             )
 
 
@@ -202,7 +204,7 @@ class ElasticSettings(FinetuneSettings):
         None, "Passes over the examples [default: half of what finetune takes, all for a model without a task]."
     )
     max_length: int = setting(0, "Longest input in tokens; 0 takes that of the model, or of its teacher.")
-    freeze: bool = False  # fields without a sentence are no flags of `albertkit elastic`
+    freeze: bool = False  # fields without a sentence have no flag in `albertkit elastic`
     shots: int | None = None
     target_length: int = 32
     label_smoothing: float = 0.0
@@ -224,7 +226,7 @@ class ElasticSettings(FinetuneSettings):
 
 
 def preset_learning_rate(config: AlbertConfig) -> float:
-    """The learning rate for a width: large shared layers collapse at rates that small ones need."""
+    """The learning rate for a width: wide shared layers collapse at the learning rates of narrow ones."""
     for width, rate in ((320, 2e-4), (512, 1e-4), (800, 3e-5), (1100, 2e-5)):
         if config.hidden_size <= width:
             return rate
@@ -232,7 +234,7 @@ def preset_learning_rate(config: AlbertConfig) -> float:
 
 
 def preset_epochs(examples: int) -> float:
-    """Fewer examples are repeated more often."""
+    """More epochs for fewer examples."""
     for most, epochs in ((5_000, 10.0), (20_000, 5.0), (100_000, 3.0)):
         if examples <= most:
             return epochs
@@ -246,7 +248,7 @@ def parse_integers(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers or numbers[0] < 1:
-        raise AlbertkitError(f"{name} is {text!r}; write whole numbers with commas: 3,6,12")
+        raise AlbertkitError(f"{name} is {text!r}. Write whole numbers with commas: 3,6,12.")
     return numbers
 
 
