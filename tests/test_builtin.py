@@ -21,7 +21,7 @@ from tests.conftest import ROOT, tiny
 
 FOLDER = builtin.MODELS / builtin.DEFAULT
 LIMIT = 8_000_000  # bytes of everything `Albert()` needs
-ALL = 21_500_000  # all built-in models
+ALL = 28_000_000  # all built-in models
 DEPTHS = (3, 6, 9, 12)
 
 
@@ -125,7 +125,7 @@ def test_it_opens_by_name_and_without_one(albert, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert np.array_equal(Albert("small").embed("a text"), albert.embed("a text"))
     assert Albert(Path("small")).name == albert.name
-    with pytest.raises(AlbertkitError, match=r"built-in model \(small, small-pretrained, small-zh\)"):
+    with pytest.raises(AlbertkitError, match=r"built-in model \(small, small-pretrained, small-zh, small-zh-pretrained\)"):
         Albert("smal")
     save_tiny(tmp_path / "small")  # what lies here goes first
     assert Albert("small").dim == 32

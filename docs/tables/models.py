@@ -21,7 +21,8 @@ SETTINGS = ("batch_size", "learning_rate", "optimizer", "lengths", "depths", "wi
 EXAMPLES = {
     "small": 'albert = Albert()\nprint(albert.similarity("a man plays the guitar", "someone makes music"))\nprint(albert.embed(["a text", "another"], depth=6, dim=128).shape)',
     "small-pretrained": 'print(Albert("small-pretrained").fill_mask("paris is the [MASK] of france.")[0][0].word)',
-    "small-zh": 'print(Albert("small-zh").fill_mask("北京是中国的[MASK]。")[0][0].word)',
+    "small-zh": 'albert = Albert("small-zh")\nprint(albert.similarity("我想退货", "怎么把东西退掉"))\nprint(albert.embed(["一段文本", "另一段"], depth=6, dim=128).shape)',
+    "small-zh-pretrained": 'print(Albert("small-zh-pretrained").fill_mask("北京是中国的[MASK]。")[0][0].word)',
 }  # fmt: skip
 
 
@@ -91,15 +92,13 @@ def held_out(name: str) -> str:
     return table(("held-out documents", "score"), ((names.get(key, key), f"{value:.3f}") for key, value in scores.items()))  # fmt: skip
 
 
-def task_scores(name: str) -> str:
-    """All recorded scores of a model, one row per task, encoder and metric: the place of `small-zh.json`, which has the
-    keys of `builtin.json` (`model.hash`, `machine`, `tasks`).
-    """
-    rows = []
-    for task, one in measured(name).get("tasks", {}).items():
-        for kind, scores in one["scores"].items():
-            rows.append((f"{task} ({one['examples']:,})", kind, ", ".join(f"{metric} {percent(value)}" for metric, value in scores.items())))  # fmt: skip
-    return table(("data (examples)", "encoder", "scores"), rows) if rows else ""
+def chinese_scores() -> str:
+    """One row per encoder, one column per task and metric."""
+    tasks = measured(CHINESE).get("tasks", {})
+    columns = [(task, metric) for task, one in tasks.items() for metric in next(iter(one["scores"].values()))]
+    kinds = list(dict.fromkeys(kind for one in tasks.values() for kind in one["scores"]))
+    rows = ([kind, *(percent(tasks[task]["scores"][kind][metric]) if kind in tasks[task]["scores"] else "–" for task, metric in columns)] for kind in kinds)  # fmt: skip
+    return table(("encoder", *(f"{task}, {metric}" for task, metric in columns)), rows) if columns else ""
 
 
 def steps(name: str) -> str:
@@ -117,9 +116,9 @@ def shown(value: Any) -> str:
 
 TABLES = {
     "models": overview, "model-vectors": vector_scores, "model-widths": widths, "model-speed": speed, "model-masks": masks,
-    "small-zh-scores": lambda: task_scores(CHINESE),
+    "small-zh-scores": chinese_scores,
     **{f"{name}-steps": lambda name=name: steps(name) for name in BUILTINS},
-    **{f"{name}-held-out": lambda name=name: held_out(name) for name in BUILTINS if name != DEFAULT},
+    **{f"{name}-held-out": lambda name=name: held_out(name) for name in BUILTINS if name not in (DEFAULT, CHINESE)},
 }  # fmt: skip
 
 
@@ -147,7 +146,8 @@ def card(name: str) -> str:
     scores = {
         "small": [("Quality", vector_scores), ("Shorter vectors", widths), ("Speed", speed)],
         "small-pretrained": [("Held-out documents", lambda: held_out(name)), ("Masked words", masks)],
-        CHINESE: [("Held-out documents", lambda: held_out(name)), ("Tasks", lambda: task_scores(name))],
+        CHINESE: [("Quality", chinese_scores)],
+        "small-zh-pretrained": [("Held-out documents", lambda: held_out(name))],
     }[name]
     sizes = ", ".join(f"{key} {value:,}" for key, value in shape.shape.items())
     parts = [

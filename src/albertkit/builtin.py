@@ -7,6 +7,8 @@ here, so everything that opens a model accepts these names. Shape, licence, lang
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,27 @@ MODELS = Path(__file__).parent / "models"
 BUILTINS = {
     "small": "sentence vectors; the start for classifying texts",
     "small-pretrained": "masked-word predictions; the start for fine-tuning other tasks",
-    "small-zh": "Chinese: sentence vectors, masked-word predictions and fine-tuning",
+    "small-zh": "Chinese sentence vectors; the start for classifying Chinese texts",
+    "small-zh-pretrained": "Chinese masked-word predictions; the start for fine-tuning other tasks on Chinese texts",
 }
 DEFAULT = "small"  # what `Albert()` opens
 FINETUNE_MODEL = "small-pretrained"  # what fine-tuning starts from, unless it is about whole texts
 MASK_MODEL = "small-pretrained"  # what `Albert().fill_mask` uses
+MASK_MODELS = {DEFAULT: MASK_MODEL, "small-zh": "small-zh-pretrained"}
+"""The models for masks of those that are trained for vectors only."""
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+
+
+def base_models(examples: Sequence[object]) -> tuple[str, str]:
+    """The built-in models for the language of most examples: for vectors, and for tokens in context."""
+    is_chinese = 2 * sum(bool(CHINESE.search(repr(example))) for example in examples) > len(examples)
+    vectors = "small-zh" if is_chinese else DEFAULT
+    return vectors, MASK_MODELS[vectors]
+
+
+def mask_model(model: Path | str | None) -> str | None:
+    """The built-in model that fills masks for a built-in one without a head for them; None for other models."""
+    return next((other for name, other in MASK_MODELS.items() if resolve(name) == resolve(model)), None)
 
 
 def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:

@@ -121,10 +121,8 @@ class RuntimeModel:
         """What fills masks: this model; for the built-in one for vectors, the built-in one with a
         masked-language-model head.
         """
-        is_default = builtin.resolve(self.source) == builtin.resolve(None)
-        if self.can_fill_masks or not is_default:
-            return self
-        return RuntimeModel(read_stored(builtin.MASK_MODEL), source=builtin.MASK_MODEL, threads=self.engine.threads)
+        other = None if self.can_fill_masks else builtin.mask_model(self.source)
+        return RuntimeModel(read_stored(other), source=other, threads=self.engine.threads) if other else self
 
     # Depth -------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def train_frozen_head(
     settings: FinetuneSettings,
 ) -> FinetuneResult:
     """Train a head on the vectors of a model. Examples of the class `oos` set the out-of-scope probability."""
-    model = builtin.resolve(model, builtin.DEFAULT)
+    model = builtin.resolve(model, builtin.base_models(train)[0])
     if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in train):
         raise AlbertkitError(
             f"--freeze is not available for {task}: frozen vectors are for classes of single texts. Omit --freeze."
@@ -181,24 +181,25 @@ def choose_base_model(task: str, examples: Sequence[Any], max_length: int) -> tu
     either: the vectors of the first contain the sentiment of a review, but not its grammaticality (numbers in LOG.md).
     So both are compared on some examples, by least squares on their vectors, which takes seconds.
     """
-    if max_length > builtin.describe(builtin.DEFAULT).shape["length"]:
-        return builtin.FINETUNE_MODEL, "it supports texts of that length"
+    vectors, pretrained = builtin.base_models(examples)
+    if max_length > builtin.describe(vectors).shape["length"]:
+        return pretrained, "it supports texts of that length"
     if task == "match":
-        return builtin.DEFAULT, "it is trained for sentence vectors"
+        return vectors, "it is trained for sentence vectors"
     if task != "classify" or any(e.pair for e in examples):
-        return builtin.FINETUNE_MODEL, "it is trained for tokens in context"
+        return pretrained, "it is trained for tokens in context"
     if len(examples) < MIN_TRIAL_EXAMPLES or not all(isinstance(e.label, str) for e in examples):
-        return builtin.DEFAULT, "it is trained for the meaning of whole texts"
+        return vectors, "it is trained for the meaning of whole texts"
     numbers = np.random.default_rng(0).permutation(len(examples))[:MAX_TRIAL_EXAMPLES]
     chosen = [examples[i] for i in numbers]
     labels = np.unique([e.label for e in chosen], return_inverse=True)[1]
     accuracy = {
         name: linear_accuracy(encode_texts(Albert(builtin.resolve(name)), chosen, max_length), labels)
-        for name in (builtin.DEFAULT, builtin.FINETUNE_MODEL)
+        for name in (vectors, pretrained)
     }
-    is_better = 1 - accuracy[builtin.DEFAULT] < ERROR_RATIO * (1 - accuracy[builtin.FINETUNE_MODEL])
+    is_better = 1 - accuracy[vectors] < ERROR_RATIO * (1 - accuracy[pretrained])
     shown = " and ".join(f"{value:.1%} with {name}" for name, value in accuracy.items())
-    name = builtin.DEFAULT if is_better else builtin.FINETUNE_MODEL
+    name = vectors if is_better else pretrained
     return name, f"the accuracy of a linear model on {len(chosen):,} vectors is {shown}"
 
 
