@@ -21,10 +21,10 @@ show "A sentence vector, cut to 6 numbers" \
   albertkit embed "A man plays the guitar." --dim 6
 show "Similarity: 1 is the same meaning, 0 is unrelated" \
   albertkit similar "A man plays the guitar." "Someone makes music." "The train was late." "My bus did not come on time."
+show "The same in Chinese" \
+  albertkit similar "我想退货" "怎么把东西退掉" "快递什么时候到" -m small-zh
 show "The likeliest words for a mask" \
   albertkit fill "paris is the [MASK] of france." -k 3
-show "The same in Chinese" \
-  albertkit fill "北京是中国的[MASK]。" -m small-zh -k 3
 show "Search 16 notes by meaning and by words" \
   albertkit index notes.txt -o notes.idx
 show "The score is the cosine of query and note" \

@@ -125,7 +125,9 @@ def test_it_opens_by_name_and_without_one(albert, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert np.array_equal(Albert("small").embed("a text"), albert.embed("a text"))
     assert Albert(Path("small")).name == albert.name
-    with pytest.raises(AlbertkitError, match=r"built-in model \(small, small-pretrained, small-zh, small-zh-pretrained\)"):
+    with pytest.raises(
+        AlbertkitError, match=r"built-in model \(small, small-pretrained, small-zh, small-zh-pretrained\)"
+    ):
         Albert("smal")
     save_tiny(tmp_path / "small")  # what lies here goes first
     assert Albert("small").dim == 32
@@ -263,3 +265,15 @@ def test_quantised_folders_keep_the_vocabulary_once(tmp_path):
     assert there == {"float": True, "int8": False}
     one, two = (read_stored(tmp_path / name).tokenizer for name in there)
     assert one.vocabulary == two.vocabulary and one.fingerprint() == two.fingerprint()
+
+
+def test_chinese_model_compares_sentences_and_fills_masks():
+    """Without being told, masks are filled by the pre-trained model of the same language."""
+    chinese = Albert("small-zh")
+    near, far = chinese.similarity(
+        "\u6211\u60f3\u9000\u8d27",
+        ["\u600e\u4e48\u628a\u4e1c\u897f\u9000\u6389", "\u4eca\u5929\u80a1\u5e02\u5927\u8dcc"],
+    ).ravel()
+    assert near > 0.5 > 0.35 > far
+    assert chinese.fill_mask("\u5317\u4eac\u662f\u4e2d\u56fd\u7684[MASK]\u3002")[0][0].word == "\u9996\u90fd"
+    assert chinese.tokenizer.encode("\u9ad4\u80b2 and \uff21\uff22\uff23 123").unknown_fraction == 0

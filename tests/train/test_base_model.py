@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from albertkit import builtin
-from albertkit.tasks.examples import TextExample
+from albertkit.tasks.examples import TaggedExample, TextExample
 from albertkit.train.frozen_head import MIN_TRIAL_EXAMPLES, choose_base_model, linear_accuracy
 
 PLACES = ("the kitchen", "our garden", "a hotel", "the old school", "my office")
@@ -61,3 +61,11 @@ def test_least_squares_finds_classes_that_lie_apart():
     vectors = np.eye(3, 16)[labels] + 0.1 * rng.normal(size=(300, 16))
     assert linear_accuracy(vectors.astype(np.float32), labels) == 1.0
     assert linear_accuracy(rng.normal(size=(300, 16)).astype(np.float32), labels) < 0.6
+
+
+def test_language_of_the_examples_decides_between_the_built_in_models():
+    english, chinese = TextExample("a fine film", label="good"), TextExample("\u597d\u770b", label="good")
+    assert builtin.base_models([english, english, chinese]) == ("small", "small-pretrained")
+    assert builtin.base_models([chinese, chinese, english]) == ("small-zh", "small-zh-pretrained")
+    assert choose_base_model("classify", [chinese] * 4, 128)[0] == "small-zh"
+    assert choose_base_model("tag", [TaggedExample("\u5317\u4eac", ((0, 2),), ())] * 4, 128)[0] == "small-zh-pretrained"

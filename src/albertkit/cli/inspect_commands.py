@@ -42,12 +42,13 @@ def models(as_json: bool) -> None:
     """
     from albertkit.builtin import BUILTINS, describe
 
+    width = max(map(len, BUILTINS)) + 2
     for model in map(describe, BUILTINS):
         size = f"{format_megabytes(model.bytes)} {model.quantization or 'float32'}"
-        title = click.style(f"{model.name:18}", bold=True) + model.purpose
+        title = click.style(f"{model.name:{width}}", bold=True) + model.purpose
         about = " · ".join(filter(None, [model.language, size, model.licence]))
         scores = "; ".join(format_scores(model.scores))
-        print_result(as_json, model, title, *(" " * 18 + line for line in (about, scores) if line))
+        print_result(as_json, model, title, *(" " * width + line for line in (about, scores) if line))
 
 
 def format_scores(scores: dict[str, Any]) -> Iterator[str]:
