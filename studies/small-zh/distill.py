@@ -91,7 +91,7 @@ class Mixture:
     def load(cls, file: Path, device: torch.device) -> Mixture:
         """From a file of `save`."""
         with np.load(file, allow_pickle=False) as stored:
-            return cls(**{name: torch.from_numpy(stored[name]).to(device) for name in ("mean", "basis", "weights")})
+            return cls(**{name: torch.from_numpy(stored[name]).float().to(device) for name in ("mean", "basis", "weights")})
 
 
 @cache
