@@ -104,7 +104,7 @@ def site_link(link: str, page: str, language: str, linked: list[str]) -> str:
         return os.path.relpath(inside(file, language), Path(inside(page, language)).parent) + anchor
     here = Path(site_path(page)).parent
     target = re.sub(r"\.md$", ".html", site_path(file)) if is_page(file) else site_path(file)
-    return "site:" + os.path.relpath(target, here) + anchor
+    return ("site-anchor:" if anchor else "site:") + os.path.relpath(target, here) + anchor
 
 
 def is_page(file: str) -> bool:

@@ -22,7 +22,7 @@ author = "The albertkit authors"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4
-myst_url_schemes = {"http": None, "https": None, "mailto": None, "site": "{{path}}{% if fragment %}#{{fragment}}{% endif %}"}  # fmt: skip
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "site": "{{path}}", "site-anchor": "{{path}}#{{fragment}}"}  # fmt: skip
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 html_theme = "furo"
 templates_path = ["."]
@@ -31,6 +31,7 @@ html_show_sphinx = False
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # a browser does not let a page on a disk read other pages
 html_sidebars = {
     "**": [
         "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "sidebar/language.html",
@@ -47,8 +48,6 @@ class ChineseSearch(SearchLanguage):
     lang = "zh"
     language_name = "Chinese"
     stopwords = SearchEnglish.stopwords
-    js_stemmer_rawcode = SearchEnglish.js_stemmer_rawcode
-    js_stemmer_code = SearchEnglish.js_stemmer_code
     js_splitter_code = r"""
 var splitQuery = (query) => {
   const terms = [];
@@ -60,10 +59,6 @@ var splitQuery = (query) => {
 };
 """
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self.english = SearchEnglish(options)
-
     def split(self, input: str) -> list[str]:
         terms = []
         for run in re.findall(r"[\u4e00-\u9fff]+|[^\W\u4e00-\u9fff]+", input):
@@ -71,9 +66,6 @@ var splitQuery = (query) => {
             if "\u4e00" <= run[0] <= "\u9fff":
                 terms += [*run, *(run[at : at + 2] for at in range(len(run) - 1))]
         return terms
-
-    def stem(self, word: str) -> str:
-        return self.english.stem(word)
 
 
 def add_language_link(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: object) -> None:

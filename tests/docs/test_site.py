@@ -76,13 +76,15 @@ def test_search_works_from_a_disk(site, folder, query, page):
         pytest.skip(f"there is no {CHROMIUM}")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        tab = browser.new_page()
+        tab, errors = browser.new_page(), []
+        tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.goto((site / folder / "index.html").as_uri())
         tab.locator("input[name=q]").first.fill(query)
         tab.keyboard.press("Enter")
         found = tab.locator(f'#search-results a[href*="{page}"]').first
         playwright.expect(found).to_be_visible(timeout=60_000)
         browser.close()
+    assert not errors
 
 
 @pytest.mark.slow
