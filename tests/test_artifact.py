@@ -146,7 +146,7 @@ def test_disk_full_leaves_the_old_folder(folder, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.numpy.save_file", full)
-    with pytest.raises(AlbertkitError, match="No space left on device; nothing was changed"):
+    with pytest.raises(AlbertkitError, match="No space left on device. No file was changed"):
         write_artifact(artifact, target, overwrite=True)
     assert read_artifact(target).heads == artifact.heads and [p.name for p in tmp_path.iterdir()] == ["m"]
 
@@ -227,7 +227,7 @@ def test_hostile_safetensors_headers(folder, tmp_path, header):
     path = copy(folder, tmp_path)
     forget_hashes(path)
     (path / "model.safetensors").write_bytes(header)
-    refused(path, "not a whole safetensors file")
+    refused(path, "not a complete safetensors file")
 
 
 class Bomb:

@@ -1,4 +1,4 @@
-"""`python -m albertkit`, which is also how `torchrun` starts the command line."""
+"""Entry point of `python -m albertkit`; `torchrun` uses it too."""
 
 from albertkit.cli.entry_point import main
 

@@ -1,8 +1,8 @@
-"""`Albert`: a model for people. Texts in; vectors, words, labels and explanations out. No torch on the CPU.
+"""`Albert`: the main class for inference: vectors, words, labels and explanations of texts. No torch on the CPU.
 
-In: any ALBERT checkpoint or artifact folder, or nothing for the built-in model. Out: numpy arrays and frozen results,
-one for one text, a list for several, in the order of the input. Before this file: `runtime/` computes, `tasks/` reads
-scores, `explain/` explains.
+In: any ALBERT checkpoint or artifact folder; the default is the built-in model. Out: numpy arrays and frozen results,
+one for one text, a list for several, in input order. It builds on `runtime/`, which runs the model, `tasks/`, which
+decodes scores, and `explain/`.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class EarlyExitVectors(NamedTuple):
 
 
 class Albert(RuntimeModel):
-    """A model for inference: vectors, similarity, masks, tasks and explanations.
+    """A model for inference: vectors, similarity, MLM predictions, tasks and explanations.
 
     model: a folder or file of any ALBERT checkpoint, or the name of a built-in model. The default is `small`, the
     built-in English model.
     bits: 8 or 4 quantizes a float model on opening. `albertkit quantize` does it permanently.
-    threads: CPU threads. The default is all that this process may use.
+    threads: CPU threads. The default is all cores available to this process.
     device: "cpu", or "cuda" to run through torch.
     depth: number of layers to apply. Calls can override it.
-    token_budget: number of tokens that are computed together.
+    token_budget: maximum number of tokens per batch.
 
     >>> from albertkit import Albert
     >>> albert = Albert()
@@ -102,7 +102,7 @@ class Albert(RuntimeModel):
         return f"Albert({source!r}, task={self.metadata.task!r}, {shape})"
 
     def __reduce__(self) -> tuple[Callable[..., Albert], tuple[Any, ...]]:
-        """A pickled model is opened again from its source, with the same options."""
+        """Pickle the source and the options; unpickling opens the model again."""
         source = self.source
         if source is not None and Path(source).exists():
             source = Path(source).absolute()
@@ -111,12 +111,12 @@ class Albert(RuntimeModel):
     # Vectors -----------------------------------------------------------------------------------------------------
 
     def embed(self, texts: Texts, *, early_exit: EarlyExit = None, **keywords: Unpack[EmbedKeywords]) -> np.ndarray:
-        """Sentence vectors, float32 and of length 1: (dim,) for one text, (texts, dim) for many.
+        """Sentence vectors, float32 and normalised by default: (dim,) for one text, (texts, dim) for a list.
 
-        pooling: mean, cls, pooler or max. layer: hidden state to pool (0 the embeddings, -1 the last). depth: layers
-        to apply. dim: keep only the first numbers. normalize: length 1. long_texts: split, truncate or error, for
-        texts beyond the position table. prompt: put before each text, or the name of one of the model's prompts.
-        early_exit: see `embed_early_exit`.
+        pooling: mean, cls, pooler or max. layer: hidden state to pool (0 for the embeddings, -1 for the last layer).
+        depth: layers to apply. dim: keep only the first dimensions. normalize: scale vectors to length 1. long_texts:
+        split, truncate or error, for texts longer than the model's maximum. prompt: prefix of each text, or the name
+        of one of the model's prompts. early_exit: see `embed_early_exit`.
 
         >>> Albert().embed(["a cat", "a dog"], dim=128).shape
         (2, 128)
@@ -133,7 +133,7 @@ class Albert(RuntimeModel):
         on_exit: Callable[[int], None] | None = None,
         **keywords: Unpack[EmbedKeywords],
     ) -> Iterator[np.ndarray]:
-        """The vectors of `embed` one by one, in bounded memory however many texts there are.
+        """The vectors of `embed` one by one, in bounded memory for any number of texts.
 
         on_exit: called with the depth at which each text exited.
 
@@ -143,8 +143,7 @@ class Albert(RuntimeModel):
         options, layer, rule = self.embed_options(**keywords), keywords.get("layer"), None
         if early_exit is not None and layer is not None:
             raise AlbertkitError(
-                f"layer={layer} and early_exit={early_exit!r} exclude each other: each chooses where texts stop. "
-                f"Omit one"
+                f"layer={layer} and early_exit={early_exit!r} exclude each other: each chooses the last layer. Omit one"
             )
         if early_exit is not None:
             rule = exit_rule(self, early_exit, keywords.get("depth"), "cosine")
@@ -153,10 +152,10 @@ class Albert(RuntimeModel):
     def embed_early_exit(
         self, texts: Iterable[str], early_exit: EarlyExit, **keywords: Unpack[EmbedKeywords]
     ) -> EarlyExitVectors:
-        """Vectors, and the depth at which each text stopped changing.
+        """Vectors with early exit, and the depth at which each text exited.
 
-        early_exit: "99%" (or 0.99) agrees with the full depth for 99 % of texts, after `albertkit calibrate`;
-        "cosine:0.99" exits when the vectors at two exit depths in a row have at least that cosine.
+        early_exit: "99%" (or 0.99) agrees with the full depth on 99 % of texts and needs `albertkit calibrate`.
+        "cosine:0.99" exits when the vectors of two consecutive exit depths have at least this cosine.
 
         >>> Albert().embed_early_exit(["a cat sat on the mat"], "cosine:0.9").vectors.shape
         (1, 384)
@@ -171,7 +170,7 @@ class Albert(RuntimeModel):
         return np.stack(found) if found else np.zeros((0, keywords.get("dim") or self.dim), np.float32)
 
     def embed_options(self, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
-        """The keywords of `embed`, checked, with the model's own where none are given.
+        """The validated keywords of `embed`, with the model's defaults for those not passed.
 
         >>> Albert().embed_options().pooling
         'mean'
@@ -203,12 +202,14 @@ class Albert(RuntimeModel):
     def similarity(
         self, first: Texts, second: Texts | None = None, **keywords: Unpack[EmbedKeywords]
     ) -> float | np.ndarray:
-        """Cosine of texts: a number for two texts, a (first, second) table for many; without `second`, all with all.
+        """Cosine similarity: a number for two texts, a matrix (first, second) for lists.
+
+        Without `second`, each text of `first` is compared with all of them.
 
         >>> Albert().similarity("a cat sat", "a dog sat") > 0.5
         True
         """
-        keywords["normalize"] = True  # a cosine, whatever the model's own vectors are
+        keywords["normalize"] = True  # a cosine, even if the model's vectors are not normalised
         a = self.embed(first, **keywords)
         b = a if second is None else self.embed(second, **keywords)
         table: np.ndarray = np.atleast_2d(a) @ np.atleast_2d(b).T
@@ -220,7 +221,7 @@ class Albert(RuntimeModel):
     # Words -------------------------------------------------------------------------------------------------------
 
     def fill_mask(self, text: str, k: int = 5, depth: int | None = None) -> list[list[MaskPrediction]]:
-        """The `k` likeliest words for each [MASK] of a text.
+        """The `k` most likely words for each [MASK] in a text.
 
         >>> len(Albert().fill_mask("The [MASK] sat on the mat.", k=3)[0])
         3
@@ -240,10 +241,10 @@ class Albert(RuntimeModel):
     def generate(
         self, texts: Texts, *, depth: int | None = None, **settings: Unpack[GenerateKeywords]
     ) -> GeneratedText | list[GeneratedText]:
-        """The text that a model fine-tuned for `generate` writes from each text.
+        """The text that a model fine-tuned for `generate` generates from each text.
 
-        beams: beam search. no_repeat: generate no n-gram of so many tokens twice. max_tokens: most tokens to generate.
-        Default: what it was trained with.
+        beams: number of beams; 1 is greedy search. no_repeat: generate no n-gram of this length twice. max_tokens:
+        maximum tokens to generate; the default is the length used in training.
 
         >>> Albert("summaries").generate("A long text.", beams=2).text  # doctest: +SKIP
         """
@@ -255,8 +256,8 @@ class Albert(RuntimeModel):
         return _one_or_all(found, isinstance(texts, str))
 
     # Tasks -------------------------------------------------------------------------------------------------------
-    # For a fine-tuned model. depth: layers to apply. early_exit: each text stops when its prediction is certain, and
-    # its result has the depth: "99%" (agree with the full depth for 99 % of texts), or "entropy:0.1".
+    # For a fine-tuned model. depth: layers to apply. early_exit: each text exits when its prediction is confident, and
+    # its result contains the depth: "99%" (agree with the full depth on 99 % of texts), or "entropy:0.1".
 
     @overload
     def classify(self, texts: str, pairs: str | None = None, **keywords: Unpack[PredictKeywords]) -> Classification: ...
@@ -267,7 +268,7 @@ class Albert(RuntimeModel):
     def classify(
         self, texts: Texts, pairs: Texts | None = None, **keywords: Unpack[PredictKeywords]
     ) -> Classification | list[Classification]:
-        """Class, classes or value of each text or pair of texts, with probabilities.
+        """The class, classes or score of each text or pair of texts, with probabilities.
 
         >>> Albert("sentiment").classify("what a lovely film").label  # doctest: +SKIP
         'positive'
@@ -281,7 +282,7 @@ class Albert(RuntimeModel):
     @overload
     def tag(self, texts: Iterable[str], **keywords: Unpack[PredictKeywords]) -> list[TagResult]: ...
     def tag(self, texts: Texts, **keywords: Unpack[PredictKeywords]) -> TagResult | list[TagResult]:
-        """The entities in each text, as spans of characters.
+        """The entities in each text, as character spans.
 
         >>> Albert("entities").tag("Ann lives in Rome").spans  # doctest: +SKIP
         """
@@ -294,7 +295,7 @@ class Albert(RuntimeModel):
     @overload
     def understand(self, texts: Iterable[str], **keywords: Unpack[PredictKeywords]) -> list[IntentResult]: ...
     def understand(self, texts: Texts, **keywords: Unpack[PredictKeywords]) -> IntentResult | list[IntentResult]:
-        """Intent and slots of each text; a model that only classifies gives intents without slots.
+        """Intent and slots of each text; a classification model predicts intents without slots.
 
         >>> Albert("intents").understand("wake me at seven").intent  # doctest: +SKIP
         'alarm_set'
@@ -312,10 +313,10 @@ class Albert(RuntimeModel):
     def track(
         self, turns: str | Iterable[str | tuple[str, str] | DialogueTurn], **keywords: Unpack[PredictKeywords]
     ) -> DialogueState | list[DialogueState]:
-        """The state of a dialogue after each turn, in order: what the user wants by then.
+        """The dialogue state after each turn: what the user wants at this point.
 
-        A turn is the user's text, or a pair of the system's text before it and the user's. Each call begins a new
-        dialogue; to track several in one call, give `DialogueTurn`s, which name their dialogue.
+        A turn is the user's text, or a pair of the preceding system text and the user's text. Each call starts a new
+        dialogue. To track several dialogues in one call, pass `DialogueTurn` objects, which name their dialogue.
 
         >>> Albert("dialogues").track(["a cheap hotel", ("In which area?", "the north")])[-1]  # doctest: +SKIP
         """
@@ -324,7 +325,7 @@ class Albert(RuntimeModel):
         return _one_or_all(predict(self, dialogue_turns(turns), "dialogue", **keywords), isinstance(turns, str))
 
     def answer(self, question: str, context: str, **keywords: Unpack[PredictKeywords]) -> AnswerResult:
-        """The part of the context that answers the question; empty if none does.
+        """The span of the context that answers the question; empty if there is no answer.
 
         >>> Albert("questions").answer("Who sat?", "The cat sat.").text  # doctest: +SKIP
         'The cat'
@@ -338,7 +339,7 @@ class Albert(RuntimeModel):
     def choose(
         self, context: str, question: str, choices: Iterable[str], **keywords: Unpack[PredictKeywords]
     ) -> ChoiceResult:
-        """Which choice answers the question about the context.
+        """The choice that answers the question about the context.
 
         >>> Albert("choices").choose("Tom went home.", "Where is Tom?", ["at work", "at home"])  # doctest: +SKIP
         """
@@ -356,10 +357,10 @@ class Albert(RuntimeModel):
         question: str | None = None,
         **settings: Unpack[ExplainKeywords],
     ) -> Explanation:
-        """Explain a prediction: values of words, attention, and how the prediction forms (see docs/guides/explain.md).
+        """Explain a prediction: word attributions, attention and layer predictions (see docs/guides/explain.md).
 
-        pair, question: what the model's task needs beside the text. Settings: the fields of `ExplainSettings`,
-        among them methods (occlusion, gradients) and target (what to explain).
+        pair, question: further inputs that the model's task needs. Settings: the fields of `ExplainSettings`, such
+        as methods (occlusion, gradients) and target (the output to explain).
 
         >>> Albert().explain("a cat sat on the mat").to_dict()  # doctest: +SKIP
         """

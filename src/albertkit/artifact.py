@@ -1,4 +1,4 @@
-"""The artifact folder: the one exchange format of the project, and a valid Hugging Face folder.
+"""The artifact folder: the model format of the project, and a valid Hugging Face folder.
 
 In: a folder, or an `Artifact` in memory. Out: the other one.
 
@@ -6,7 +6,7 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
     model.safetensors   each weight once, under the public names (float), or
     quantized.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
     tokenizer.json      (+ spiece.model or vocab.txt if the original has one; or spiece.model alone, if quantised)
-    albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
+    albertkit.json      task, labels, pooling, depth, metrics, history, and the hash of each file
     README.md           a model card
 
 Writing is atomic. Reading never unpickles, bounds every size, and checks names, shapes and hashes.
@@ -51,14 +51,14 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class ArtifactMetadata:
-    """`albertkit.json`: what the weights alone do not contain."""
+    """The content of `albertkit.json`: all metadata that config and weights do not contain."""
 
     task: str = "pretrain"
     """The task of the model."""
     labels: tuple[str, ...] = ()
     """Names of the classes, in the order of the head's rows."""
     pooling: str = "mean"
-    """How token vectors become one vector: mean, cls, max or pooler."""
+    """Pooling of token vectors into one vector: mean, cls, max or pooler."""
     normalize: bool = True
     """Whether sentence vectors are normalised to length 1."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -70,18 +70,18 @@ class ArtifactMetadata:
     details: dict[str, Any] = field(default_factory=dict)
     """Settings of the task: kind of labels, temperature, thresholds."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    """Metrics, by name of the data set."""
+    """Metrics, by name of the dataset."""
     history: tuple[dict[str, Any], ...] = ()
-    """The steps that made the model, from the first to the last."""
+    """The steps that produced the model, from the first to the last."""
 
     def __post_init__(self) -> None:
         for name, (kind, rule) in _FIELD_TYPES.items():
             value: Any = getattr(self, name)
             if not isinstance(value, kind):
-                raise AlbertkitError(f"{name} is {value!r} in {METADATA_FILE}; it must be {rule}")
+                raise AlbertkitError(f"{name} is {value!r} in {METADATA_FILE}; it must be {rule}. Correct the file.")
         texts = [*self.labels, *self.prompts, *self.prompts.values()]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(s, dict) for s in self.history):
-            raise AlbertkitError(f"labels, prompts or history of {METADATA_FILE} contain values of another type")
+            raise AlbertkitError(f"labels, prompts or history in {METADATA_FILE} contain values of the wrong type")
         check_choice("task", self.task, TASKS)
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
@@ -130,69 +130,71 @@ class Artifact:
 
     @property
     def heads(self) -> list[str]:
-        """The heads the weights hold."""
+        """The heads that the weights contain."""
         return heads_in(self.weights)
 
 
 def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | QuantizedMatrix]) -> None:
-    """Refuse missing, odd, mis-shaped or non-finite tensors, by name."""
+    """Raise an error that names a tensor if it is missing, unknown, non-finite or has the wrong shape."""
     shapes = {name: w.values.shape if isinstance(w, QuantizedMatrix) else w.shape for name, w in weights.items()}
     expected = expected_shapes(config, shapes)
     for name, shape in expected.items():
         if name not in shapes:
             raise AlbertkitError(f"tensor {name!r} is missing; a model of this config needs it with shape {shape}")
         if shapes[name] != shape:
-            raise AlbertkitError(f"tensor {name!r} has shape {shapes[name]}; config.json asks for {shape}")
+            raise AlbertkitError(f"tensor {name!r} has shape {shapes[name]}; config.json requires {shape}")
     for name, weight in weights.items():
         is_custom_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
         if name not in expected and not is_custom_head:
             raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
         numbers = weight.scale if isinstance(weight, QuantizedMatrix) else weight
         if numbers.dtype.kind != "f":
-            raise AlbertkitError(f"tensor {name!r} holds {numbers.dtype}; weights must be floating point")
+            raise AlbertkitError(f"tensor {name!r} has type {numbers.dtype}; weights must be floating point")
         if not np.isfinite(numbers).all():
-            raise AlbertkitError(f"tensor {name!r} holds NaN or infinity; the file is damaged or the training failed")
+            raise AlbertkitError(f"tensor {name!r} contains NaN or infinity; the file is damaged or training failed")
 
 
 def read_metadata(folder: Path) -> tuple[ArtifactMetadata, dict[str, str]]:
-    """`albertkit.json` and the hashes it holds."""
+    """The metadata and the file hashes in `albertkit.json`."""
     data = read_json(folder / METADATA_FILE)
     found = data.pop("format", None)
     data.pop("albertkit", None)
     files = data.pop("files", {})
     if found != FORMAT:
-        raise AlbertkitError(f"{folder / METADATA_FILE} has format {found!r}; this albertkit reads {FORMAT}: update it")
+        raise AlbertkitError(
+            f"{folder / METADATA_FILE} has format {found!r}; albertkit reads {FORMAT}. Update albertkit."
+        )
     if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
         raise AlbertkitError(f"'files' in {folder / METADATA_FILE} must map file names to hashes")
     return ArtifactMetadata.from_dict(data), files
 
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
-    """Compare each file with the hash that was written with it."""
+    """Compare each file with its stored hash."""
     for name, wanted in files.items():
         if Path(name).name != name:
             raise AlbertkitError(f"{METADATA_FILE} names the file {name!r}; only plain names are allowed")
         path = folder / name
         if not path.is_file():
-            raise AlbertkitError(f"{path} is missing; {METADATA_FILE} lists it, so the folder is incomplete")
+            raise AlbertkitError(f"{path} is missing, but {METADATA_FILE} lists it. Copy the folder again.")
         if digest(path) != wanted:
-            raise AlbertkitError(f"{path} has changed since it was written (its hash differs); copy the folder anew")
+            raise AlbertkitError(f"{path} has changed since it was written (its hash differs). Copy the folder again.")
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model as its folder stores it: quantised matrices stay quantised. What the runtime opens."""
+    """A model as stored in its folder, with quantised matrices. The runtime opens this class."""
 
     config: AlbertConfig
     weights: dict[str, np.ndarray | QuantizedMatrix]
     tokenizer: Tokenizer | None
     metadata: ArtifactMetadata
     identity: str
-    """A hash that two models share only if they are the same."""
+    """A hash that identifies the model."""
 
 
 def model_folder(folder: Path | str | None) -> Path:
-    """The folder itself, the `model` folder inside a training folder, or a built-in model by its name or None."""
+    """The folder itself, the `model` folder inside a training folder, or a built-in model for a name or None."""
     folder = builtin.resolve(folder)
     inner = folder / "model"
     return inner if (inner / METADATA_FILE).is_file() and not (folder / METADATA_FILE).is_file() else folder
@@ -207,9 +209,9 @@ def model_identity(artifact: Artifact) -> str:
 
 
 def read_stored(folder: Path | str | None) -> StoredModel:
-    """Open an artifact for running, quantised matrices as they are; None is the built-in model.
+    """Open an artifact for inference without dequantising its matrices; None is the built-in model.
 
-    `interop/convert.open_stored` opens other checkpoints, too.
+    `interop/convert.open_stored` also opens other checkpoints.
     """
     folder = model_folder(folder)
     if not folder.is_dir():
@@ -239,7 +241,7 @@ def read_stored(folder: Path | str | None) -> StoredModel:
 
 
 def read_artifact(folder: Path | str | None) -> Artifact:
-    """Open a folder that albertkit wrote, with all weights as floats.
+    """Open an artifact folder, with all weights as floats.
 
     >>> from albertkit import convert, read_artifact
     >>> artifact = convert("small", "my-model")
@@ -252,7 +254,7 @@ def read_artifact(folder: Path | str | None) -> Artifact:
 
 
 def public_classifier(artifact: Artifact) -> str:
-    """Which head is written under the public name `classifier`: the task's, else the first there is."""
+    """The head that is written under the public name `classifier`: the task's head, else the first one."""
     there = [head for head in CLASSIFIERS if head in artifact.heads]
     if artifact.metadata.task in there:
         return artifact.metadata.task
@@ -268,10 +270,10 @@ def write_artifact(
     kept: dict[str, QuantizedMatrix] | None = None,
     smooths: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write the folder completely or not at all; with `bits`, quantised.
+    """Write the folder atomically; with `bits`, quantised.
 
     moments, smooths: see `quantized.quantize_weights`.
-    kept: matrices that are 8-bit already; they are written unchanged, and everything else as floats.
+    kept: matrices that are already 8-bit; they are written unchanged, and all other weights as floats.
 
     >>> from albertkit import open_model, write_artifact
     >>> write_artifact(open_model("small"), "my-model", bits=8).name
@@ -281,7 +283,9 @@ def write_artifact(
     config = artifact.config
     if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:
         tokens = artifact.tokenizer.vocab_size
-        raise AlbertkitError(f"the tokenizer has {tokens} tokens and the model {config.vocab_size}; use the right one")
+        raise AlbertkitError(
+            f"the tokenizer has {tokens} tokens, the model has {config.vocab_size}. Use its tokenizer."
+        )
     if bits is not None:
         file, tensors = QUANTIZED_FILE, quantize_weights(artifact.weights, bits, moments, smooths)
     elif kept:
@@ -309,7 +313,7 @@ def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:
 
 
 def public_config(artifact: Artifact) -> dict[str, Any]:
-    """`config.json` with what transformers wants to know: the class to open it with, and the labels."""
+    """`config.json` with the keys that transformers needs: the class to open it with, and the labels."""
     data = artifact.config.to_dict()
     heads = artifact.heads
     first = public_classifier(artifact)
@@ -322,7 +326,7 @@ def public_config(artifact: Artifact) -> dict[str, Any]:
 
 
 def model_card(artifact: Artifact) -> str:
-    """README.md of the folder, from what the artifact records."""
+    """README.md of the folder, from the artifact's metadata."""
     config, meta = artifact.config, artifact.metadata
     encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
     lines = [

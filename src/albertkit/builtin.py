@@ -1,7 +1,8 @@
-"""The models that come with the package: folders under `models/`, artifacts like any other.
+"""The built-in models: ordinary artifact folders under `models/`.
 
-In: a name, a path or None. Out: a folder, or the description of a built-in model. `artifact.py` resolves every model
-here, so everything that opens a model accepts these names. Shape, licence, language and scores are in its files.
+In: a name, a path or None. Out: a folder, or the description of a built-in model. `artifact.py` resolves all models
+with this module, so every function that opens a model accepts these names. A model's files contain its shape, licence,
+language and scores.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ BUILTINS = {
     "small-zh": "Chinese sentence vectors; the start for classifying Chinese texts",
     "small-zh-pretrained": "Chinese masked-word predictions; the start for fine-tuning other tasks on Chinese texts",
 }
-DEFAULT = "small"  # what `Albert()` opens
-FINETUNE_MODEL = "small-pretrained"  # what fine-tuning starts from, unless it is about whole texts
-MASK_MODEL = "small-pretrained"  # what `Albert().fill_mask` uses
+DEFAULT = "small"  # the model of `Albert()`
+FINETUNE_MODEL = "small-pretrained"  # the base model of fine-tuning, except for tasks on whole texts
+MASK_MODEL = "small-pretrained"  # the model of `Albert().fill_mask`
 MASK_MODELS = {DEFAULT: MASK_MODEL, "small-zh": "small-zh-pretrained"}
-"""The models for masks of those that are trained for vectors only."""
+"""Models trained only for vectors, and the model that fills masks for each."""
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -38,7 +39,7 @@ def base_models(examples: Sequence[object]) -> tuple[str, str]:
 
 
 def mask_model(model: Path | str | None) -> str | None:
-    """The built-in model that fills masks for a built-in one without a head for them; None for other models."""
+    """The built-in model that fills masks for a built-in model without an MLM head; None for other models."""
     return next((other for name, other in MASK_MODELS.items() if resolve(name) == resolve(model)), None)
 
 
@@ -53,25 +54,25 @@ def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A built-in model, without its weights having been read."""
+    """The description of a built-in model; its weights are not read."""
 
     name: str
     purpose: str
     path: str
     bytes: int
-    """Of all files in the folder."""
+    """Size of all files in the folder."""
     shape: dict[str, int]
     quantization: str | None
     language: str | None
     licence: str | None
     scores: dict[str, Any]
-    """By the name of the data they were measured on."""
+    """Metrics, by name of the dataset."""
     hash: str
     """See `fingerprint`."""
 
 
 def describe(name: str) -> BuiltinModel:
-    """What the folder of a built-in model says about itself."""
+    """The descriptions of all built-in models, from their folders."""
     from albertkit.artifact import read_metadata
     from albertkit.config import AlbertConfig
     from albertkit.file_io import read_json

@@ -1,7 +1,7 @@
 """The shape of a model: `AlbertConfig`, and the table of presets. The defaults are canonical ALBERT.
 
 In: a `config.json` with the public ALBERT names, or a preset name. Out: one frozen, validated `AlbertConfig`.
-Everything that this project adds is in `options.py`. After this file: `weights.py` lists a config's tensors.
+Extensions of ALBERT are in `options.py`. `weights.py` lists the tensors of a config.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from albertkit.options import Options, read_options
 
 __all__ = ["PRESETS", "AlbertConfig", "Options", "preset"]
 
-# Public name of an activation → the name we keep. The original code calls the tanh form `gelu`; transformers calls it
-# `gelu_new` and keeps `gelu` for the erf form. `config.json` follows transformers.
+# Public name of an activation → our name. The original code calls the tanh form `gelu`. transformers calls it
+# `gelu_new`, and uses `gelu` for the erf form. `config.json` follows transformers.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_new",
@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-# Largest value of each size. They bound what a hostile config.json can make us allocate.
+# Largest value of each size. They bound the memory that a malicious config.json can allocate.
 LIMITS = {
     "vocab_size": 4_000_000,
     "embedding_size": 65_536,
@@ -92,7 +92,7 @@ class AlbertConfig:
     bos_token_id: int = 2
     eos_token_id: int = 3
     options: Options = field(default_factory=Options)
-    """What this project adds, under the key `albertkit`."""
+    """Extensions of ALBERT, under the key `albertkit`."""
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -108,13 +108,13 @@ class AlbertConfig:
             )
         if self.options.low_rank >= self.head_size:
             rank = self.options.low_rank
-            raise AlbertkitError(f"option low_rank is {rank}; a head is {self.head_size} wide, so pass one below that")
+            raise AlbertkitError(f"option low_rank is {rank}; it must be below the head size {self.head_size}")
         if self.options.norm == "document" and min(self.embedding_size, self.hidden_size) < 2:
-            raise AlbertkitError("option norm is 'document', whose σ needs two numbers; E and H must be 2 or more")
+            raise AlbertkitError("option norm is 'document', which needs embedding_size and hidden_size of 2 or more")
         if self.num_hidden_groups > self.num_hidden_layers:
             groups = self.num_hidden_groups
             raise AlbertkitError(
-                f"num_hidden_groups {groups} exceeds num_hidden_layers {self.num_hidden_layers}; lower it to that"
+                f"num_hidden_groups {groups} exceeds num_hidden_layers {self.num_hidden_layers}; lower it"
             )
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         object.__setattr__(self, "hidden_act", ACTIVATIONS[self.hidden_act])
@@ -144,30 +144,30 @@ class AlbertConfig:
 
     @property
     def attention_size(self) -> int:
-        """Width of all heads together, A: H, unless heads were pruned away."""
+        """Width of all heads together, A: equal to H unless heads were pruned."""
         return self.head_size * self.num_attention_heads
 
     @property
     def score_size(self) -> int:
-        """Width at which a head's queries and keys meet: the head's, unless attention is of low rank."""
+        """Width of a head's queries and keys: the head size, or the rank of low-rank attention."""
         return self.options.low_rank or self.head_size
 
     @property
     def key_heads(self) -> int:
-        """How many sets of keys and values there are."""
+        """Number of key and value heads."""
         return 1 if self.options.shared_heads else self.num_attention_heads
 
     def group_of(self, layer: int) -> int:
         """The group whose weights layer `layer` uses; layers past the last one use the last group.
 
-        The published rule is int(i / L · m). Whole numbers give the same group for every public checkpoint and spare
-        the rare shapes (22 groups of 22 layers) where rounding would leave a group unused.
+        The published rule is int(i / L · m). Integer division gives the same group for every public checkpoint. It
+        also avoids rounding errors that would leave a group unused in rare shapes (22 groups of 22 layers).
         """
         last = self.num_hidden_layers - 1
         return min(layer, last) * self.num_hidden_groups // self.num_hidden_layers
 
     def replace(self, **changes: int | float | str | Options) -> AlbertConfig:
-        """A copy with some fields changed, checked again."""
+        """A validated copy with some fields changed."""
         known = {f.name for f in dataclasses.fields(self)}
         check_keys("config field", changes, known)
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ class AlbertConfig:
     def to_dict(self) -> dict[str, Any]:
         """The content of `config.json`, under the public names."""
         public = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "options"}
-        # transformers would open a model with options and compute something else: a model type of our own stops it.
+        # Our own model type prevents transformers from opening a model with options and computing something else.
         public["model_type"] = "albertkit" if self.options.active() else "albert"
         if self.options.active():
             public["albertkit"] = {name: getattr(self.options, name) for name in self.options.active()}
@@ -183,9 +183,9 @@ class AlbertConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AlbertConfig:
-        """Read a `config.json`. Unknown keys are errors; the known extras of other projects are passed over."""
+        """Read a `config.json`. Unknown keys are errors; known extra keys of other projects are ignored."""
         if not isinstance(data, Mapping):
-            raise AlbertkitError(f"config.json holds a {type(data).__name__}; it must be an object of names and values")
+            raise AlbertkitError(f"config.json contains a {type(data).__name__}; it must be a JSON object")
         known = {f.name for f in dataclasses.fields(cls)} - {"options"}
         check_keys("key", data, {"albertkit", *known, *REQUIRED_VALUES, *FOREIGN_KEYS}, " in config.json")
         values: dict[str, Any] = {}
@@ -199,14 +199,14 @@ class AlbertConfig:
                 raise AlbertkitError(f"{key} is {value!r} in config.json; in an ALBERT it must be {allowed}")
         missing = [name for name in SHAPE_KEYS if name not in values]
         if missing:
-            raise AlbertkitError(f"config.json lacks {', '.join(missing)}; a model's shape needs them, so add them")
+            raise AlbertkitError(f"config.json lacks {', '.join(missing)}, which define the model's shape. Add them.")
         return cls(**{name: value for name, value in values.items() if name not in TOKEN_IDS or value is not None})
 
 
-# Without these a file does not say what model it is; the defaults of different programs differ.
+# Required keys: different programs have different defaults for them.
 SHAPE_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
-# Keys of other projects that change the computation: only these values are ALBERT as we compute it.
+# Keys of other projects that change the computation. Only these values are supported.
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("albert", "albertkit"),
     "position_embedding_type": ("absolute",),
@@ -222,7 +222,7 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({},),
 }
 
-# Keys of other projects that do not change the encoder's numbers.
+# Keys of other projects that do not change the encoder's output.
 FOREIGN_KEYS = frozenset([
     "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map",
     "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward", "cross_attention_hidden_size",
@@ -240,12 +240,12 @@ FOREIGN_KEYS = frozenset([
 
 
 def _shape(layers: int, hidden: int, heads: int, **others: Any) -> dict[str, Any]:
-    """The fields of a shape whose feed-forward part is four times as wide as its layers."""
+    """The fields of a shape whose feed-forward size is four times its hidden size."""
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
     return {**sizes, "intermediate_size": 4 * hidden, **others}
 
 
-# Name → what differs from the defaults. Heads of 26 in tiny-zh are what the public checkpoint has.
+# Name → fields that differ from the defaults. The head size 26 of tiny-zh is that of the public checkpoint.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": _shape(4, 128, 4, embedding_size=64, max_position_embeddings=128, initializer_range=0.05),
     "mini": _shape(6, 192, 6, embedding_size=48),
@@ -262,7 +262,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def preset(name: str) -> AlbertConfig:
     """The config of a published shape: `base`, or `base-v1` for the dropout of the first release.
 
-    Version 2 (the default) trains without dropout. Version 1 uses 0.1, except xxlarge, which never had any.
+    Version 2 (the default) trains without dropout. Version 1 uses 0.1, except xxlarge, which uses none.
 
     >>> from albertkit import preset
     >>> preset("base").hidden_size, preset("base-v1").hidden_dropout_prob

@@ -1,7 +1,7 @@
-"""The one error of the project, and the checks that many modules share.
+"""The exception class of the project, and shared checks.
 
-Every error a user can cause is an `AlbertkitError` whose text is one sentence with the value found, the rule it
-breaks and the remedy. The command line prints that sentence on stderr and exits with code 2.
+Every user error is an `AlbertkitError`. Its message contains the value, the rule that it breaks and the remedy. The
+command line prints the message to stderr and exits with code 2.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class AlbertkitError(ValueError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A ready-made hint such as ` (did you mean 'hidden_size'?)`, or nothing when no choice is close."""
+    """A hint such as ` (did you mean 'hidden_size'?)`, or an empty string if no choice is similar."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise `NAME is VALUE; choose one of …` if the value is none of the choices."""
+    """Raise `NAME is VALUE; choose one of …` if the value is not among the choices."""
     choices = list(choices)
     if value not in choices:
         raise AlbertkitError(f"{name} is {value!r}{nearest(str(value), choices)}; choose one of {', '.join(choices)}")
 
 
 def check_keys(what: str, keys: Iterable[str], known: Collection[str], where: str = "") -> None:
-    """Raise if one of the keys is not known, with the nearest known one; a misspelt key is never ignored."""
+    """Raise an error for an unknown key, with the most similar known key. A misspelt key is never ignored."""
     for key in keys:
         if key not in known:
             raise AlbertkitError(f"unknown {what} {key!r}{where}{nearest(key, known)}; correct its name or remove it")
 
 
 def need(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional dependency, or say in one sentence which pip line brings it.
+    """Import an optional dependency, or raise an error with the pip command that installs it.
 
     >>> need("json", "train", "reading this file").__name__
     'json'
@@ -55,7 +55,7 @@ def need(module: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
-            raise  # the module is there, and something it needs is broken: do not hide that
+            raise  # the module is installed, but one of its imports fails
         raise AlbertkitError(
             f"{purpose} needs {module.split('.')[0]!r}, which is not installed: run  pip install 'albertkit[{extra}]'"
         ) from None

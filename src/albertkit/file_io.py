@@ -1,6 +1,6 @@
-"""Files and folders, read within bounds and written whole or not at all.
+"""Bounded reading and atomic writing of files and folders.
 
-In: paths. Out: JSON objects, tensors, SHA-256 hashes; `new_folder` writes a folder atomically. Nothing is unpickled.
+In: paths. Out: JSON objects, tensors, SHA-256 hashes. `new_folder` writes a folder atomically. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         length = path.stat().st_size
         if length > JSON_LIMIT:
-            raise AlbertkitError(f"{path} has {length:,} bytes; a file of this kind has at most {JSON_LIMIT:,}")
+            raise AlbertkitError(f"{path} has {length:,} bytes; the limit for JSON files is {JSON_LIMIT:,}")
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise AlbertkitError(f"{path} does not exist; is {path.parent} the folder of a model?") from None
+        raise AlbertkitError(f"{path} does not exist. Check that {path.parent} is a model folder.") from None
     except OSError as error:
         raise AlbertkitError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -39,13 +39,13 @@ def read_json(path: Path) -> dict[str, Any]:
             raise
         raise AlbertkitError(f"{path} is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(data, dict):
-        raise AlbertkitError(f"{path} holds a {type(data).__name__}; it must be a JSON object")
+        raise AlbertkitError(f"{path} contains a {type(data).__name__}; it must be a JSON object")
     return data
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file; halves and bfloat16 become float32."""
-    import ml_dtypes  # noqa: F401  teaches numpy the name 'bfloat16', which the reader asks for
+    """All tensors of a safetensors file; float16 and bfloat16 become float32."""
+    import ml_dtypes  # noqa: F401  registers the numpy type 'bfloat16', which the reader needs
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -54,13 +54,13 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise AlbertkitError(f"{path} does not exist; a model folder contains model.safetensors") from None
     except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as error:
-        raise AlbertkitError(f"{path} is not a whole safetensors file: {str(error)[:200]}") from None
+        raise AlbertkitError(f"{path} is not a complete safetensors file: {str(error)[:200]}") from None
     small = ("float16", "bfloat16")
     return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """A safetensors file that transformers reads, too."""
+    """Write a safetensors file that transformers can also read."""
     from safetensors.numpy import save_file
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -79,7 +79,7 @@ def digest(path: Path) -> str:
 def check_new_folder(
     target: Path, overwrite: bool = False, remedy: str = "Choose another folder, or overwrite it (--force)."
 ) -> None:
-    """Raise unless a folder is new or empty, or a model that may be replaced."""
+    """Raise an error unless a folder is new or empty, or is a model and `overwrite` is set."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not overwrite:
             raise AlbertkitError(f"{target} exists and is not empty. {remedy}")
@@ -89,7 +89,7 @@ def check_new_folder(
 
 @contextlib.contextmanager
 def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A scratch folder that becomes `target` when the block ends well, and vanishes when it does not."""
+    """A temporary folder that is renamed to `target` when the block succeeds, and deleted when it fails."""
     from safetensors import SafetensorError
 
     check_new_folder(target, overwrite)
@@ -98,7 +98,7 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     except OSError as error:
-        raise AlbertkitError(f"{target.parent} cannot be written: {error.strerror}; choose another place") from None
+        raise AlbertkitError(f"{target.parent} cannot be written: {error.strerror}. Choose another place.") from None
     try:
         yield scratch
         for path in scratch.rglob("*"):
@@ -121,13 +121,13 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error)[:120]
-        raise AlbertkitError(f"writing {target} failed: {why}; nothing was changed") from None
+        raise AlbertkitError(f"writing {target} failed: {why}. No file was changed.") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_file(path: Path, data: bytes, overwrite: bool = False) -> Path:
-    """Write a file whole or not at all; its folder is created."""
+    """Write a file atomically, and create its folder."""
     check_absent(path, overwrite)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,20 +141,20 @@ def write_file(path: Path, data: bytes, overwrite: bool = False) -> Path:
         finally:
             Path(part).unlink(missing_ok=True)
     except OSError as error:
-        raise AlbertkitError(f"writing {path} failed: {error.strerror}; nothing was changed") from None
+        raise AlbertkitError(f"writing {path} failed: {error.strerror}. No file was changed.") from None
     return path
 
 
 def check_absent(path: Path, overwrite: bool) -> None:
-    """An error if a file may not be written."""
+    """Raise an error if a file may not be written."""
     if path.is_dir():
-        raise AlbertkitError(f"{path} is a folder; choose the name of a file")
+        raise AlbertkitError(f"{path} is a folder. Choose a file name.")
     if path.exists() and not overwrite:
-        raise AlbertkitError(f"{path} exists; choose another name or allow overwriting (--force)")
+        raise AlbertkitError(f"{path} exists. Choose another name or allow overwriting (--force).")
 
 
 def flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY)

@@ -1,14 +1,14 @@
-"""Storage of weights in 8 or 4 bits: how matrices are rounded, packed and read back.
+"""Storage of weights in 8 or 4 bits: rounding, packing and reading of matrices.
 
 In: float matrices (rows, columns), one row for each output. Out: `QuantizedMatrix`. `artifact.py` stores the tensors.
 
 8 bits: each row has one float scale; a weight is value · scale with a value from -127 to 127. With `moments` of the
 inputs, a matrix also has one factor per column (`smooth`), so that a few large LayerNorm channels do not dominate the
 8-bit range (Xiao et al., SmoothQuant, arXiv 2211.10438). Weights are then rounded so that their errors cancel on such
-inputs: a shared layer repeats its error at every use, so it adds up even at 8 bits.
+inputs. This matters even at 8 bits, because a shared layer repeats its error at every use.
 
 4 bits: a value is q · step, with q from -8 to 7 and an integer step from 1 to 15 for each block of 32 neighbouring
-weights. So a 4-bit matrix unpacks into an int8 one exactly, and runs on the same kernels.
+weights. Therefore a 4-bit matrix unpacks exactly into an int8 matrix, and uses the same kernels.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def _round_columns(
 ) -> np.ndarray:
     """Integers within `limits` for each weight, block by block; with a `factor` (`_inverse_factor`), errors cancel.
 
-    step_size: from the first column of a block and what remains to be stored there, the size of a step in each row.
+    step_size: function that returns the step of each row, from the first column of a block and its remaining weights.
     """
     columns = weight.shape[1]
-    remaining = weight.astype(np.float32, copy=True)  # what is still to be stored, errors of earlier columns included
+    remaining = weight.astype(np.float32, copy=True)  # weights to store, plus the errors of earlier columns
     values = np.zeros(weight.shape, np.int8)
     for start in range(0, columns, BLOCK):
         stop = min(columns, start + BLOCK)
@@ -122,7 +122,7 @@ def _inverse_factor(moments: np.ndarray) -> np.ndarray:
 
 
 def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> QuantizedMatrix:
-    """A 4-bit matrix as the 8-bit matrix that it stores."""
+    """Unpack a 4-bit matrix into the equivalent 8-bit matrix."""
     rows, blocks = steps.shape
     if packed.shape != (rows, blocks * BLOCK // 2) or scale.shape != (rows,) or columns > blocks * BLOCK:
         parts = f"{packed.shape}, {steps.shape} and {scale.shape}"
@@ -147,7 +147,7 @@ def is_quantizable(name: str, array: np.ndarray) -> bool:
 
 
 def uses_four_bits(name: str) -> bool:
-    """Whether a matrix takes 4 bits: shared layers and pooler, but no embeddings, whose rare rows are read alone."""
+    """Whether a matrix is stored in 4 bits: shared layers and pooler, but not the embeddings."""
     return name.startswith(("encoder.groups.", "encoder.pooler."))
 
 
@@ -157,8 +157,8 @@ SMOOTHED = ("attention.query", "attention.key", "attention.value", "attention.ou
 def smoothing_factors(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | None:
     """The `smooth` of a matrix: the root mean square of each input channel to the power of -1/2.
 
-    At 4 bits -1/4: what is taken from the inputs is added to the weights, which have little range there. The down
-    product has none: its inputs come from an activation, where no channel dominates.
+    At 4 bits the power is -1/4, because smoothing moves range from the inputs to the weights, and 4-bit weights have
+    little range. The down projection has no `smooth`: no channel dominates the output of the activation.
     """
     if moments is None or not name.removesuffix(".weight").endswith(SMOOTHED):
         return None
@@ -224,16 +224,16 @@ def unpack_weights(
             out[name] = array
             continue
         if name not in shapes or array.ndim != 2:
-            raise AlbertkitError(f"tensor {name!r} is quantized, but it is no matrix of this model")
+            raise AlbertkitError(f"tensor {name!r} is quantized, but this model has no such matrix")
         if smooth is not None and (smooth.dtype != np.float32 or smooth.shape != shapes[name][1:]):
             raise AlbertkitError(f"tensor {name!r} has {smooth.shape} smoothing factors and {shapes[name][1:]} columns")
         if steps is not None:
             if array.dtype != np.uint8 or steps.dtype != np.uint8 or steps.ndim != 2:
-                raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; at 4 bits it must be packed uint8")
+                raise AlbertkitError(f"tensor {name!r} has type {array.dtype}; at 4 bits it must be packed uint8")
             matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
             found = f"{array.dtype} with {scale.shape} scales"
-            raise AlbertkitError(f"tensor {name!r} holds {found}; at 8 bits it must be int8 with one scale per row")
+            raise AlbertkitError(f"tensor {name!r} has {found}; at 8 bits it must be int8 with one scale per row")
         else:
             matrix = QuantizedMatrix(array, scale.astype(np.float32))
         out[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)

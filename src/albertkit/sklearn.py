@@ -1,6 +1,6 @@
 """scikit-learn estimators: `AlbertVectorizer` for vectors, `AlbertClassifier` for classes.
 
-In: lists of texts and labels. Out: vectors or labels. Before this file: `albert.py`, `train/`. Needs scikit-learn, and
+In: lists of texts and labels. Out: vectors or labels. It builds on `albert.py` and `train/`. It needs scikit-learn, and
 torch for a classifier that is not `frozen`.
 """
 
@@ -29,14 +29,15 @@ try:
 except ImportError as missing:  # pragma: no cover
     raise AlbertkitError("estimators need scikit-learn: run  pip install 'albertkit[train]'") from missing
 
-MIN_SPLIT_EXAMPLES = 50  # from so many examples on, some are held out
-REMEDY = "Give more examples or epochs, a lower learning_rate, or frozen=True"
+MIN_SPLIT_EXAMPLES = 50  # with at least this many examples, some are held out
+REMEDY = "Pass more examples or epochs, a lower learning_rate, or frozen=True"
 
 
 class AlbertVectorizer(TransformerMixin, BaseEstimator):
     """Sentence vectors as a step of a pipeline.
 
-    model: a folder, or the name of a built-in model; default the built-in one. pooling, depth, bits: as in `Albert`.
+    model: a folder or the name of a built-in model. The default is the built-in English model. pooling, depth, bits:
+    as in `Albert`.
 
     >>> AlbertVectorizer().fit_transform(["a cat", "a dog"]).shape
     (2, 256)
@@ -55,7 +56,7 @@ class AlbertVectorizer(TransformerMixin, BaseEstimator):
         self.bits = bits
 
     def fit(self, X: Iterable[str], y: object = None) -> AlbertVectorizer:
-        """Open the model; nothing is learnt."""
+        """Open the model. Nothing is trained."""
         self.albert_ = Albert(self.model, bits=self.bits)
         return self
 
@@ -66,12 +67,12 @@ class AlbertVectorizer(TransformerMixin, BaseEstimator):
 
 
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
-    """Classes of texts.
+    """Text classification.
 
-    model: the model to start from; default the built-in one. frozen: train only a head on its sentence vectors
-    (seconds); else the whole model is fine-tuned, and of 50 examples or more a tenth is held out, to choose the best
-    epoch and to calibrate. epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; frozen
-    reads only max_length of them. `save` writes the result as a model folder, which every command and `Albert` open.
+    model: the base model. The default is the built-in English model. frozen: train only a head on its sentence vectors,
+    which takes seconds. Otherwise the whole model is fine-tuned. Of 50 examples or more, 10 % are held out to choose
+    the best epoch and to calibrate. epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; a
+    frozen model uses only max_length. `save` writes a model folder for `Albert` and all commands.
 
     >>> AlbertClassifier().fit(["a cat", "a dog"] * 9, ["cat", "dog"] * 9).predict(["a cat"])
     array(['cat'], dtype='<U3')
@@ -100,16 +101,16 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         texts, labels = list_texts(X), np.asarray(y)
         if labels.shape != (len(texts),):
             raise AlbertkitError(
-                f"there are {len(texts)} texts and labels of shape {labels.shape}; give one label per text"
+                f"there are {len(texts)} texts and labels of shape {labels.shape}. Pass one label per text."
             )
         odd = [label for label in labels.tolist() if not isinstance(label, str | int | float) or label != label]
         if odd:
-            raise AlbertkitError(f"one label is {odd[0]!r}; labels are texts or numbers, one for each text")
+            raise AlbertkitError(f"one label is {odd[0]!r}. Pass one text or number per text.")
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
         self.names_ = {str(label): label for label in self.classes_.tolist()}
         if len(self.names_) < len(self.classes_):
-            raise AlbertkitError("two labels look the same as text; rename one of them")
+            raise AlbertkitError("two labels are identical as text. Rename one of them.")
         examples = [TextExample(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
         with tempfile.TemporaryDirectory() as folder:
             model = self._train(examples, Path(folder))
@@ -118,7 +119,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def save(self, folder: str | Path) -> Path:
-        """Write the trained model as a folder; an existing one is not overwritten."""
+        """Write the trained model as a folder. An existing folder is not overwritten."""
         check_is_fitted(self)
         with new_folder(Path(folder)) as aside:
             self._write(aside)
@@ -129,7 +130,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             (folder / name).write_bytes(data)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the open model, so that a fitted classifier can be copied."""
+        """The state without the open model, so that a fitted classifier can be copied."""
         return {name: value for name, value in super().__getstate__().items() if name != "albert_"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Files of texts → records: the one reader of .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
+"""Reader of text files: .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
 
-In: paths, folders, or "-" for stdin. Out: `read_texts` and `read_records` give texts; the steps below them are for
-`data/documents.py`, `bulk/parts.py`, `search/index.py` and `tasks/readers/`. Memory stays bounded: lines and rows
-are read one after another. The writer of results is `vector_writer.py`.
+In: paths, folders, or "-" for stdin. Out: texts (`read_texts`) or records (`read_records`). `data/documents.py`,
+`bulk/parts.py`, `search/index.py` and `tasks/readers/` use the functions below them. Lines and rows are streamed, so
+memory use is bounded. `vector_writer.py` writes results.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FORMATS: Mapping[str, TextFormat] = {
 }
 COMPRESSIONS = (".gz", ".xz")
 LINE_LIMIT = 64 << 20  # bytes of one line
-TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk work
+TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk processing
 MAX_FILES = 100_000
-BOM = b"\xef\xbb\xbf"  # some editors begin a UTF-8 file with it
+BOM = b"\xef\xbb\xbf"  # some editors write it at the start of a UTF-8 file
 DEFAULT_COLUMN = "text"
 
 
 class BadRow(ValueError):
-    """Why a row contains no text, as the end of a sentence: "is not UTF-8"."""
+    """The reason why a row contains no text, as the end of a sentence: "is not UTF-8"."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Record:
-    """One text with its place: the id is the value of the id column, or `file:line`.
+    """One text with its id: the value of the id column, or `file:line`.
 
     >>> from albertkit import Record
     >>> Record(id="notes.txt:1", text="The doctor is in.").text
@@ -76,10 +76,10 @@ class Record:
 
 
 def read_texts(path: Path | str, text_column: str | None = None) -> Iterator[str]:
-    """The texts of a file, a folder or stdin ("-"), without blank ones.
+    """The texts of a file, a folder or stdin ("-"), without blank texts.
 
-    Text files have one text per line. In .jsonl, .csv, .tsv and .parquet files the text is in `text_column`, by default
-    "text"; with a `text_column`, stdin and text files are read as JSON lines.
+    Text files have one text per line. In .jsonl, .csv, .tsv and .parquet files the text is in `text_column`; the
+    default is "text". If `text_column` is passed, stdin and text files are read as JSON lines.
     """
     for file in find_text_files([path], text_column, allow_pipes=True):
         yield from (record.text for record in read_records(file, text_column))
@@ -112,22 +112,22 @@ def find_text_files(
     folder_suffixes: Collection[str] = (),
     allow_pipes: bool = False,
 ) -> list[TextFile]:
-    """The files in the order given; of folders, the files with `folder_suffixes` (those of `formats`), sorted.
+    """The files in the order of `names`; folders contribute their files with `folder_suffixes`, sorted.
 
-    formats: the format of each suffix; other names are text files, or JSONL if there is a text column.
-    allow_pipes: the files are read only once.
+    formats: the format of each suffix. Files with other suffixes are text, or JSONL if there is a text column.
+    folder_suffixes: the default is the suffixes of `formats`. allow_pipes: the caller reads the files only once.
     """
     names = [name for path in paths for name in _walk(str(path), folder_suffixes or formats)]
     files = [_text_file(name, text_column, formats) for name in names]
     pipe = next((file.name for file in files if file.name != "-" and not Path(file.name).is_file()), None)
     if pipe is not None and not allow_pipes:
-        raise AlbertkitError(f"{pipe} is not a regular file, and inputs are read twice. Pipe it in and pass '-'.")
+        raise AlbertkitError(f"{pipe} is not a regular file: inputs are read twice. Pipe it to stdin and pass '-'.")
     if not files:
         raise AlbertkitError(f"no text file was found. Pass files or folders with {', '.join(formats)} (.gz, .xz).")
     if len(files) > MAX_FILES:
-        raise AlbertkitError(f"there are {len(files):,} files; at most {MAX_FILES:,} are read. Join some of them.")
+        raise AlbertkitError(f"{len(files):,} files were passed; the maximum is {MAX_FILES:,}. Merge some of them.")
     if sum(file.name == "-" for file in files) > 1:
-        raise AlbertkitError("stdin was named twice and can be read once. Pass '-' once.")
+        raise AlbertkitError("stdin was passed twice: it can be read only once. Pass '-' once.")
     return files
 
 
@@ -158,7 +158,7 @@ def _text_file(name: str, text_column: str | None, formats: Mapping[str, TextFor
     suffix, inner = Path(name).suffix.lower(), content_suffix(name)
     compression = suffix if suffix in COMPRESSIONS else ""
     if suffix in (".bz2", ".zip", ".zst"):
-        raise AlbertkitError(f"{name} is compressed; only {', '.join(COMPRESSIONS)} are read. Pipe its text in ('-').")
+        raise AlbertkitError(f"{name} is compressed; only {', '.join(COMPRESSIONS)} are supported. Decompress it.")
     format = formats.get(inner, "jsonl" if inner == ".json" else "text")
     if text_column is not None and format == "text":
         format = "jsonl"
@@ -179,7 +179,7 @@ def open_text_file(file: TextFile) -> Iterator[tuple[Any, Callable[[], int]]]:
             if file.compression == ".gz":
                 stream = gzip.GzipFile(fileobj=stream)
             elif file.compression == ".xz":
-                stream = lzma.LZMAFile(stream)  # noqa: SIM115  closing it is not needed
+                stream = lzma.LZMAFile(stream)  # noqa: SIM115  need not be closed
             yield stream, raw.tell if raw.seekable() else lambda: 0
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         reason = str(error)[:100]
@@ -196,7 +196,7 @@ def open_raw(file: TextFile) -> AbstractContextManager[IO[bytes] | io.FileIO]:
     stat = os.fstat(raw.fileno())
     if S_ISREG(stat.st_mode) and (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified_ns):
         raw.close()
-        raise AlbertkitError(f"{file.name} changed while it was read. Run the command again when it is complete.")
+        raise AlbertkitError(f"{file.name} changed while it was read. Rerun the command when the file is complete.")
     return raw
 
 
@@ -208,7 +208,7 @@ def _place(file: TextFile, number: int) -> str:
 
 
 def read_lines(file: TextFile, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str]]:
-    """Each line with its number, without its end; a line that is too long or not UTF-8 is an error that names it."""
+    """Each line with its number, without its newline. A line that is too long or not UTF-8 is an error."""
     with open_text_file(file) as (stream, _):
         for number, line in enumerate(iter(lambda: stream.readline(limit + 3), b""), 1):
             if len(line.rstrip(b"\r\n")) > limit:
@@ -239,7 +239,7 @@ def _read_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[t
 
 
 def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[tuple[int, list[Any]]]:
-    """Quotes enclose cells in csv, also over several lines, and mean nothing in tsv."""
+    """Quotes enclose cells in csv, also over several lines. In tsv they are ordinary characters."""
     csv.field_size_limit(LINE_LIMIT)
     lines = (line + "\n" for _, line in read_lines(file, limit))
     is_tsv = file.format == "tsv"
@@ -256,7 +256,7 @@ def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[
                 if not columns[0].isdigit():  # a number means that there is no header
                     continue
             if max(indexes) >= len(cells):
-                raise csv.Error(f"it has {len(cells)} cells, and column {max(indexes) + 1} is needed")
+                raise csv.Error(f"it has {len(cells)} cells, but column {max(indexes) + 1} is needed")
             yield first, [cells[index] for index in indexes]
     except csv.Error as error:
         raise AlbertkitError(f"{_place(file, line)} is not valid {file.format}: {error}. Correct it.") from None
@@ -273,7 +273,7 @@ def column_index(header: Sequence[str], column: str, name: str) -> int:
 
 
 def _missing(what: str, column: str, names: Iterable[str]) -> str:
-    """The end of a sentence on a file or line that has no such column or field."""
+    """The end of an error message about a file or line that lacks a column or field."""
     listed = ", ".join(list(names)[:20]) or "none"
     return f"has no {what} {column!r}{nearest(column, names)}; its {what}s: {listed}. Pass one (--text-column)"
 
@@ -306,7 +306,7 @@ def column_value(row: Mapping[str, Any], column: str) -> object:
 
 @contextmanager
 def open_parquet(name: str, raw: IO[bytes] | io.FileIO, columns: Sequence[str] = ()) -> Iterator[ParquetFile]:
-    """An open binary file as a `pyarrow.parquet.ParquetFile` that has some columns; damage becomes one error."""
+    """An open binary file as a `pyarrow.parquet.ParquetFile` with the required columns; damage raises one error."""
     pyarrow: Any = need("pyarrow", "parquet", f"reading {name}")
     parquet: Any = need("pyarrow.parquet", "parquet", f"reading {name}")
     try:
@@ -322,5 +322,5 @@ def open_parquet(name: str, raw: IO[bytes] | io.FileIO, columns: Sequence[str] =
 
 
 def replace_surrogates(text: str) -> str:
-    """The text as UTF-8 can store it: lone surrogates, which JSON and arguments may contain, become "?"."""
+    """A text that UTF-8 can encode: lone surrogates, which JSON and arguments may contain, become "?"."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

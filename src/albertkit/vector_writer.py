@@ -1,8 +1,8 @@
-"""Vectors and results → files, as they come: the one writer of .npy, .jsonl and .parquet.
+"""Streaming writer of vectors and results: .npy, .jsonl and .parquet.
 
 In: texts with their vectors (`open_vector_writer`), or tables of results (`ParquetTables`, for `bulk/worker.py`).
-Out: a file, written as NAME.part and renamed when it is complete. If the work stops half-way, the part stays usable
-and the error says how to resume. Memory stays bounded. The reader of texts is `text_reader.py`.
+Out: a file, written as NAME.part and renamed when it is complete. After an interruption, NAME.part is usable and the
+error explains how to resume. Memory use is bounded. `text_reader.py` reads texts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROW_GROUP = 4096  # rows of a Parquet row group
 
 @contextlib.contextmanager
 def open_vector_writer(target: Path, overwrite: bool = False) -> Iterator[Callable[[str, np.ndarray], None]]:
-    """A function that writes one text with its vector; the suffix of the target decides the format."""
+    """A function that writes one text with its vector; the suffix of the target selects the format."""
     if target.suffix not in VECTOR_WRITERS:
-        raise AlbertkitError(f"{target} ends with {target.suffix!r}; use one of {', '.join(VECTOR_WRITERS)}")
+        raise AlbertkitError(f"{target} ends with {target.suffix!r}. Use one of {', '.join(VECTOR_WRITERS)}.")
     part = target.with_name(target.name + ".part")
     for path in (target, part):
         if path.exists() and not overwrite:
@@ -54,7 +54,7 @@ def open_vector_writer(target: Path, overwrite: bool = False) -> Iterator[Callab
 
 
 def _stopped(error: BaseException, rows: int, part: Path) -> AlbertkitError:
-    """What to say of work that stopped; a part without rows is deleted."""
+    """The error for an interrupted run; a part without rows is deleted."""
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else getattr(error, "strerror", None) or str(error)
     if not rows:
         part.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ class JsonlVectors:
         self.rows += 1
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: every line is already written."""
 
 
 class NpyVectors:
@@ -149,7 +149,7 @@ class ParquetTables:
 
     def write(self, table: Table) -> None:
         """Add a table."""
-        if self.writer is None:  # numbers of vectors hardly repeat, and nobody searches for the smallest one
+        if self.writer is None:  # no dictionary or statistics for vectors, whose values rarely repeat
             self.writer = self.parquet.ParquetWriter(
                 self.file, table.schema, use_dictionary=["source"], write_statistics=["row"]
             )

@@ -1,8 +1,8 @@
-"""The tables of a model's tensors: their shapes, and their names here, in PyTorch files and in TensorFlow files.
+"""Tables of a model's tensors: their shapes, and their names here, in PyTorch files and in TensorFlow files.
 
-In: an `AlbertConfig` and the heads on top. Out: `{name: shape}`, and `TensorName`s to read and write other layouts.
-The torch model has exactly these parameters (tested), `artifact.py` checks files against them, and the planner
-counts them. Our names are those of the torch `state_dict`.
+In: an `AlbertConfig` and the heads. Out: `{name: shape}`, and `TensorName`s to read and write other layouts. The torch
+model has exactly these parameters (tested). `artifact.py` checks files against them, and the planner counts them. Our
+names are those of the torch `state_dict`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEADS = ("mlm", "sop", "classify", "tag", "answer", "choose")
 
 
 def linear(name: str, outputs: int, inputs: int) -> Shapes:
-    """A dense layer, stored as torch stores it: (outputs, inputs)."""
+    """A dense layer in the layout of torch: (outputs, inputs)."""
     return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
@@ -82,7 +82,7 @@ def layer_shapes(config: AlbertConfig, prefix: str) -> Shapes:
 
 
 def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
-    """Everything below the heads."""
+    """All tensors of the encoder, without heads."""
     shapes = embedding_shapes(config)
     if config.options.static:
         return shapes
@@ -95,7 +95,7 @@ def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
 
 
 def head_shapes(config: AlbertConfig, head: str, labels: int = 2) -> Shapes:
-    """The tensors of one built-in head; `labels` counts the classes of `classify` and `tag`."""
+    """The tensors of one built-in head; `labels` is the number of classes of `classify` and `tag`."""
     hidden = config.hidden_size
     if head == "mlm":
         wide = hidden if config.options.brightmart_layout else config.embedding_size
@@ -106,13 +106,13 @@ def head_shapes(config: AlbertConfig, head: str, labels: int = 2) -> Shapes:
 
 
 def heads_in(names: Iterable[str]) -> list[str]:
-    """The heads a set of tensor names holds, in the order of `HEADS`, then foreign ones by name."""
+    """The heads in a set of tensor names, in the order of `HEADS`, then other heads by name."""
     found = {name.split(".")[1] for name in names if name.startswith("heads.")}
     return [head for head in HEADS if head in found] + sorted(found - set(HEADS))
 
 
 def expected_shapes(config: AlbertConfig, shapes: Shapes) -> Shapes:
-    """The shapes that a file with tensors of these names must have; its task heads have as many rows as they like."""
+    """The shapes that a file with tensors of these names must have; task heads may have any number of rows."""
     expected = encoder_shapes(config, pooler="encoder.pooler.weight" in shapes)
     for head in heads_in(shapes):
         shape = shapes.get(f"heads.{head}.linear.weight", ())
@@ -122,7 +122,7 @@ def expected_shapes(config: AlbertConfig, shapes: Shapes) -> Shapes:
 
 
 def size(shapes: Shapes) -> int:
-    """How many numbers the tensors hold."""
+    """The number of parameters in the tensors."""
     return sum(map(math.prod, shapes.values()))
 
 
@@ -175,7 +175,7 @@ PUBLIC: list[_Row] = [
     ("output", "heads.answer.linear", "qa_outputs", "cls/squad"),
 ]  # fmt: skip
 
-# One PyTorch name serves three heads; config.json or albertkit.json of the folder says which.
+# One PyTorch name is used for three heads; config.json or albertkit.json of the folder identifies the head.
 CLASSIFIERS = ("classify", "tag", "choose")
 
 # The Chinese albert_zh checkpoints. Tables and the first norm have size H; the head projects to E with the matrix of
@@ -216,9 +216,9 @@ _PARTS: dict[str, list[tuple[str, str, bool]]] = {
 
 
 def tensor_names(config: AlbertConfig, rows: list[_Row] = PUBLIC, classifier: str | None = None) -> list[TensorName]:
-    """The table written out for a config; `classifier` says which head the public name `classifier` stands for.
+    """The names of all tensors of a config; `classifier` is the head that has the public name `classifier`.
 
-    Artifacts always use the public names, whatever the options; `BRIGHTMART` is for reading foreign files.
+    Artifacts always use the public names, with any options. `BRIGHTMART` is for reading files of other projects.
     """
     if classifier is not None:
         rows = [*rows, ("output", f"heads.{classifier}.linear", "classifier", "classifier")]

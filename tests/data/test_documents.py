@@ -180,7 +180,7 @@ def _flip(data: bytes) -> bytes:
 
 def test_other_compressions_are_an_error_with_the_remedy(tmp_path):
     (tmp_path / "a.txt.zst").write_bytes(b"")
-    with pytest.raises(AlbertkitError, match="only .gz, .xz are read. Pipe its text in"):
+    with pytest.raises(AlbertkitError, match="only .gz, .xz are supported. Decompress it"):
         read([tmp_path / "a.txt.zst"])
 
 
@@ -202,7 +202,7 @@ def test_inputs_that_are_no_files_are_errors(tmp_path):
         find_text_files([tmp_path / "nothing.txt"])
     with pytest.raises(AlbertkitError, match="not a regular file"):
         find_text_files(["/dev/null"])
-    with pytest.raises(AlbertkitError, match="stdin was named twice"):
+    with pytest.raises(AlbertkitError, match="stdin was passed twice"):
         find_text_files(["-", "-"])
 
 

@@ -351,7 +351,7 @@ def test_what_saves_operations_and_what_does_not():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"low_rank": 8}, "below that"),
+        ({"low_rank": 8}, "below the head size"),
         ({"low_rank": -1}, "0 to"),
         ({"global_every": 2}, "without a window"),
         ({"window": 4, "global_every": 1}, "every layer global"),
@@ -359,8 +359,8 @@ def test_what_saves_operations_and_what_does_not():
         ({"attention_bias": "row"}, "head"),
         ({"norm": "layer"}, "document"),
         ({"classifier": "max"}, "mean"),
-        ({"gru": 1}, "must be like False"),
-        ({"window": True}, "must be like 0"),
+        ({"gru": 1}, "must be of type bool"),
+        ({"window": True}, "must be of type int"),
         ({"static": True, "gru": True}, "without layers"),
     ],
     ids=str,

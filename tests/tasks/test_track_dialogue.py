@@ -163,7 +163,7 @@ def test_the_verb_for_machines(folder, albert):
     ("given", "text", "why"),
     [
         ((), b"cat\n\xff\n", "line 2 of stdin is not UTF-8. Convert the file to UTF-8."),
-        ((), "cat\n\none\t \n", "line 3 is 'one\\t '; a turn has at most one tab"),
+        ((), "cat\n\none\t \n", "line 3 is 'one\\t ': a turn has at most one tab"),
         ((), "one\ttwo\tthree\n", "line 1 is 'one\\ttwo\\tthree'"),
         (("--file", "nowhere.txt"), "", "nowhere.txt cannot be read: No such file"),
         (("cat", "--file", "nowhere.txt"), "", "was passed together with TEXTS"),
