@@ -37,7 +37,7 @@ def parts(tmp_path, train, dev):
 def test_held_out_labels_that_training_never_shows():
     with pytest.raises(
         AlbertkitError,
-        match=r"training knows none of the labels; the first is t:0: label 'pos', and training knows good",
+        match=r"training has none of the labels; the first is t:0: label 'pos', and training has good",
     ):
         check_labels(texts("good", "bad"), texts("pos", "neg"))
     with pytest.raises(AlbertkitError, match="none of the labels.*label '3'"):
@@ -49,7 +49,9 @@ def test_held_out_labels_that_training_never_shows():
 
 @pytest.mark.parametrize(("train", "dev"), [((1.5, 2.0), ("good",)), (("good", "bad"), (1.5,))])
 def test_numbers_beside_classes(train, dev):
-    with pytest.raises(AlbertkitError, match="t:0: the label is .*, and the first example has .*; give all of them"):
+    with pytest.raises(
+        AlbertkitError, match="t:0: the label is .*, but the first example has .*; use one kind for all"
+    ):
         check_labels(texts(*train), texts(*dev))
 
 
@@ -116,22 +118,22 @@ BAD = [
         "tag",
         TAGGED,
         TextExample("a", label="x"),
-        "tag learns from TaggedExample, and this is a TextExample; write  TaggedExample",
+        "tag needs TaggedExample examples, and this is a TextExample; write  TaggedExample",
     ),
-    ("intent", TextExample("a", label="x"), TAGGED, "intent learns from TextExample, and this is a TaggedExample"),
+    ("intent", TextExample("a", label="x"), TAGGED, "intent needs TextExample examples, and this is a TaggedExample"),
     ("classify", TextExample("a", label="x"), TextExample("b"), "the label is missing; write one"),
     ("classify", TextExample("a", label="x"), TextExample("b", label=["x"]), "the label is a list; write a class"),
     (
         "classify",
         TextExample("a", label="x"),
         TextExample("b", label=2.5),
-        "the label is 2.5, and the first example has 'x'; give",
+        "the label is 2.5, but the first example has 'x'; use",
     ),
     (
         "classify",
         TextExample("a", label="x"),
         TextExample("b", label=("x",)),
-        "the label is ('x',), and the first example has 'x'; give",
+        "the label is ('x',), but the first example has 'x'; use",
     ),
     ("classify", TextExample("a", label=1.0), TextExample("b", label=float("nan")), "the label is nan"),
     ("match", TextExample("a", "b", 1.0), TextExample("a", "b"), "the label is missing"),
@@ -140,7 +142,7 @@ BAD = [
         "tag",
         TAGGED,
         replace(TAGGED, spans=(Span(0, 3, None),)),
-        "the entity from 0 to 3 has the label None; give it a name",
+        "the entity from 0 to 3 has the label None; write a label",
     ),
     (
         "tag",
@@ -149,7 +151,7 @@ BAD = [
         "the entities 'Ann sings' (Y) and 'sings' (X) overlap; keep one of them",
     ),
     ("answer", QUESTION, replace(QUESTION, answers=((0, "Bob"),)), "the answer 'Bob' is not in the context; correct"),
-    ("answer", QUESTION, replace(QUESTION, answers=()), "there is no answer; give one, or mark"),
+    ("answer", QUESTION, replace(QUESTION, answers=()), "there is no answer; write one, or mark"),
     (
         "choose",
         ChoiceExample("a", "b", ("c", "d"), 0),
@@ -171,7 +173,7 @@ def test_lists_are_checked(task, good, bad, told):
 def test_answers_nearby_are_moved_as_in_files():
     data = validate_examples("answer", "dev", [QUESTION, replace(QUESTION, answers=((12, "Ann"),)), replace(QUESTION, answers=(), is_impossible=True)])  # fmt: skip
     assert [e.answers for e in data.examples] == [((0, "Ann"),), ((13, "Ann"),), ()]
-    assert data.notes[0] == "1 answer not where dev says, but nearby"
+    assert data.notes[0] == "1 answer in dev moved to the nearest matching position"
     pairs = [TextExample("a", "b"), TextExample("c", "d")]
     assert validate_examples("match", "train", pairs).examples == pairs  # pairs alone
 
@@ -199,7 +201,7 @@ def test_questions_without_any_answer(tmp_path):
 def test_labels_with_an_underscore(tmp_path, labels):
     path = tmp_path / "a.conll"
     path.write_text("".join(f"word {label}\n" for label in labels.split()))
-    with pytest.raises(AlbertkitError, match="has the label 'B_PER'; .*hyphen, as in B-PER: write 'B-PER'"):
+    with pytest.raises(AlbertkitError, match="has the label 'B_PER'; .*hyphen, as in B-PER. Write 'B-PER'"):
         read_examples("tag", path)
 
 

@@ -91,7 +91,7 @@ def test_columns_by_name_and_what_is_wrong(tmp_path):
         read_examples("generate", path, named)
     found = read_examples("generate", path, ReadOptions(text_column="b", label_column="c", skip_bad=True))
     assert [(e.source, e.target) for e in found.examples] == [("one", "two")]
-    with pytest.raises(AlbertkitError, match="cannot be two things"):
+    with pytest.raises(AlbertkitError, match="has two roles"):
         read_examples("generate", path, ReadOptions(text_column="b", label_column="b"))
 
 

@@ -130,7 +130,7 @@ def test_tags_of():
 )
 def test_entity_must_begin_and_end_with_words(span):
     example = spaced(["New", "York"])
-    with pytest.raises(AlbertkitError, match=r"train.txt:7 has the entity .* begin and end with a word"):
+    with pytest.raises(AlbertkitError, match=r"train.txt:7 has the entity .* not start and end at a word"):
         iob2_tags(example.words, [span], "train.txt:7")
 
 

@@ -224,7 +224,7 @@ def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
     run(finetune, "classify", path, "-o", tmp_path / "two", "--model", start, "--epochs", "1", "--restarts", "0")
     path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
     made = run(evaluate, "-m", tmp_path / "two" / "model", path)
-    assert "knows none of the labels" in str(made.exception)
+    assert "has none of the labels" in str(made.exception)
     with pytest.raises(AlbertkitError, match=r"t:1 has the label 'good'"):
         ClassifyTask((), "regression").target(TextExample("a", label="good", where="t:1"))
 

@@ -1,7 +1,7 @@
 """Tasks, without torch: examples to features, scores to results, results to metrics.
 
-`TASKS` has the class of each task by name; `make_task` makes a task from examples, `load_task` from a finished model.
-Before this package: `tokenizer`; after it: `runtime` applies tasks, `train` trains them.
+`TASKS` has the class of each task by name. `make_task` makes a task from examples, `load_task` from a fine-tuned model.
+The package imports `tokenizer`. `runtime` applies tasks, and `train` trains them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load_task(metadata: ArtifactMetadata) -> Task:
     """The task that a model was fine-tuned for, with its labels and settings."""
     if metadata.task not in TASKS:
         raise AlbertkitError(
-            f"this model was made for {metadata.task!r}. Fine-tune it for one of {', '.join(TASKS)} first."
+            f"this model was trained for {metadata.task!r}. Fine-tune it for one of {', '.join(TASKS)} first."
         )
     task_type = TASKS[metadata.task]
     fields = {f.name for f in dataclasses.fields(task_type)}
@@ -51,5 +51,5 @@ def load_task(metadata: ArtifactMetadata) -> Task:
 
 
 def gives_vectors(metadata: ArtifactMetadata) -> bool:
-    """Whether a model is used for its vectors: it was not fine-tuned, or for a task whose vectors are compared."""
+    """Whether a model computes vectors: it was not fine-tuned, or was fine-tuned for a task that compares vectors."""
     return metadata.task not in TASKS or bool(TASKS[metadata.task].gives_vectors)

@@ -1,7 +1,7 @@
-"""Extractive question answering: windows over long contexts, the best span of all windows, and its grades.
+"""Extractive question answering: windows over long contexts, the best span of all windows, and its metrics.
 
-In: `QuestionExample`s. Out: `AnswerResult`s, whose text is `context[start:end]`; exact match and F1 as the official
-scripts of SQuAD 2.0 and CMRC 2018 compute them. Before this file: `task.py`.
+In: `QuestionExample`s. Out: `AnswerResult`s, whose text is `context[start:end]`, and exact match and F1 as in the
+official scripts of SQuAD 2.0 and CMRC 2018. Imports `task.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,][^\W\u4e0
 
 @dataclass(frozen=True)
 class AnswerResult(TaskResult):
-    """An answer: characters [start, end) of the context; an empty text means that there is none.
+    """An answer: characters [start, end) of the context. An empty text means no answer.
 
     >>> from albertkit import AnswerResult
     >>> context = "Ada Lovelace was born in London."
@@ -46,9 +46,9 @@ class AnswerResult(TaskResult):
     start: int
     end: int
     score: float
-    """Sum of start and end score, see `AnswerTask.threshold`; that of no answer is the threshold."""
+    """Sum of start and end score, see `AnswerTask.threshold`. The score of no answer is the threshold."""
     probability: float
-    """Among the answers kept; with a threshold, no answer is one of them."""
+    """Probability among the candidate answers; with a threshold, no answer is one of the candidates."""
     others: tuple[AnswerResult, ...] = ()
     """The next best answers, all with different texts."""
 
@@ -58,16 +58,16 @@ class AnswerTask(Task):
     """Extractive question answering."""
 
     stride: int = 128
-    """Tokens that two windows of a context share; at most half a window."""
+    """Overlap of two windows of a context, in tokens; at most half a window."""
     max_answer: int = 30
-    """Tokens of the longest answer."""
+    """Maximum length of an answer, in tokens."""
     n_best: int = 20
-    """Answers kept for each question."""
+    """Candidate answers kept per question."""
     threshold: float | None = None
-    """An answer must score more than this, or there is none; None: every question has an answer.
+    """Minimum score of an answer; below it the result is no answer. None: every question has an answer.
 
-    With a threshold (SQuAD 2.0) the score at the window's [CLS], which stands for "not here", is subtracted from each
-    sum of start and end score. So windows can be compared.
+    With a threshold (SQuAD 2.0), the score at the window's [CLS], which means "no answer in this window", is subtracted
+    from each sum of start and end score. This makes the scores of windows comparable.
     """
 
     name = "answer"
@@ -80,7 +80,7 @@ class AnswerTask(Task):
     def __post_init__(self) -> None:
         for name, least in (("stride", 0), ("max_answer", 1), ("n_best", 1)):
             if getattr(self, name) < least:
-                raise AlbertkitError(f"{name}={getattr(self, name)} is not possible. Pass {least} or more.")
+                raise AlbertkitError(f"{name}={getattr(self, name)} is too small. Pass {least} or more.")
 
     @classmethod
     def from_examples(cls, examples: Sequence[QuestionExample], **settings: float | None) -> AnswerTask:
@@ -95,10 +95,10 @@ class AnswerTask(Task):
         return cls(**values)
 
     def features(self, examples: Sequence[QuestionExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """The question with each window of the context; a question of more than half the length loses its end.
+        """The question with each window of the context; a question longer than half the input is truncated.
 
-        A target is (first token, last token) of the first answer; (0, 0) if it is not completely in the window; None if
-        no answer is known or its text is not in the context.
+        A target is (first token, last token) of the first answer. It is (0, 0) if the window does not contain the
+        whole answer, and None if no answer is known or its text is not in the context.
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
         longest = min(max_length // 2, max_length - 4)  # at least one token of context
@@ -126,7 +126,7 @@ class AnswerTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[QuestionExample]
     ) -> list[AnswerResult]:
-        """The best answer to each question, from (tokens, 2) scores of each window: as first and as last token."""
+        """The best answer to each question, from the (tokens, 2) start and end scores of each window."""
         spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for table, feature in zip(scores, features, strict=True):
             spans[feature.example] += self._best_spans(np.asarray(table, np.float64), feature.offsets or [])
@@ -168,15 +168,15 @@ class AnswerTask(Task):
         return replace(answers[0], others=tuple(answer for answer in answers[1:] if answer.text))
 
     def fit_threshold(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> AnswerTask:
-        """The task with the threshold that is best on held-out examples, if questions may have no answer."""
+        """The task with the best threshold on held-out examples, if questions may have no answer."""
         best = None if self.threshold is None else self.measure(results, examples).get("best_threshold")
         return self if best is None else replace(self, threshold=best)
 
     def measure(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> dict[str, float]:
-        """F1 and exact match, over the questions whose answer is known.
+        """F1 and exact match over the questions whose answer is known.
 
-        If some have no answer: both for the others, the share of unanswerable questions that get no answer, and the
-        threshold with the best F1.
+        If some questions are unanswerable, also: F1 and exact match over the answerable questions, the share of
+        unanswerable questions that get no answer, and the threshold with the best F1.
         """
         pairs = [(r, e) for r, e in zip(results, examples, strict=True) if e.is_impossible or e.answers]
         grades = np.array([grade(r.text, e) for r, e in pairs]).reshape(-1, 2)
@@ -197,7 +197,7 @@ class AnswerTask(Task):
 
 
 def _tokens_of_answer(offsets: Sequence[tuple[int, int]], example: QuestionExample) -> tuple[int, int] | None:
-    """The first and the last token that share characters with the first answer, at the nearest place that has it."""
+    """The first and last token that overlap the first answer, at its nearest position in the context."""
     start, text = example.answers[0] if example.answers and not example.is_impossible else (0, "")
     place = nearest_occurrence(example.context, text, start) if text else None
     if place is None:
@@ -206,11 +206,11 @@ def _tokens_of_answer(offsets: Sequence[tuple[int, int]], example: QuestionExamp
     return (inside[0], inside[-1]) if inside else None
 
 
-# Grades ----------------------------------------------------------------------------------------------------------
+# Metrics ---------------------------------------------------------------------------------------------------------
 #
-# The script of SQuAD 1.1 differs only for answers of nothing but articles and punctuation. The F1 of CMRC 2018 is over
-# the longest common substring, for that is what its `find_lcs` computes. It splits text between Chinese characters with
-# NLTK; the pattern here agrees on words and numbers.
+# The script of SQuAD 1.1 differs only for answers that consist of articles and punctuation. The F1 of CMRC 2018 uses
+# the longest common substring, which is what its `find_lcs` computes. The script splits text between Chinese characters
+# with NLTK; the pattern here gives the same words and numbers.
 
 
 def is_chinese(text: str) -> bool:
@@ -219,7 +219,7 @@ def is_chinese(text: str) -> bool:
 
 
 def grade(text: str, question: QuestionExample) -> tuple[float, float]:
-    """Exact match and F1 of an answer, the best over the correct ones; as in CMRC 2018 if the context is Chinese."""
+    """Exact match and F1 of an answer, the maximum over the correct answers; as in CMRC 2018 for Chinese contexts."""
     chinese = is_chinese(question.context)
     normalize, f1 = (normalize_chinese, f1_chinese) if chinese else (normalize_english, f1_english)
     correct = [] if question.is_impossible else [answer for _, answer in question.answers if normalize(answer)]
@@ -261,9 +261,9 @@ def _f1(same: int, one: int, two: int) -> float:
 
 
 def best_threshold(scores: Sequence[float], given: Sequence[float], none: Sequence[float]) -> tuple[float, float]:
-    """The best mean grade and its threshold, if an answer is given when its score is above the threshold.
+    """The best mean metric and its threshold; an answer counts if its score is above the threshold.
 
-    scores: of the best answer to each question. given: its grade. none: the grade of giving no answer.
+    scores: score of the best answer to each question. given: its metric. none: the metric of no answer.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     total = sum(none)

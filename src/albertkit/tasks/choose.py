@@ -1,7 +1,7 @@
-"""Multiple choice: which of several choices answers a question about a context.
+"""Multiple choice: selects the choice that answers a question about a context.
 
-In: `ChoiceExample`s. Out: `ChoiceResult`s. Each choice is one input of the encoder: the context as first text, the
-question with the choice as second. Before this file: `task.py`.
+In: `ChoiceExample`s. Out: `ChoiceResult`s. Each choice is one input of the encoder: the context is the first text, the
+question with the choice is the second. Imports `task.py`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class ChooseTask(Task):
     def features(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One per choice; the first one of an example has the number of the correct choice as target.
 
-        A long context loses its end. A question that leaves no room for the context loses its beginning, since the
-        choice is mostly at the end.
+        A long context is truncated at its end. A question that leaves no room for the context is truncated at its
+        start, because the choice is usually at the end.
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
         if not all(example.choices for example in examples):
@@ -77,7 +77,7 @@ class ChooseTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[ChoiceExample]
     ) -> list[ChoiceResult]:
-        """The likeliest choice of each example, from the (1,) score of each feature."""
+        """The most likely choice of each example, from the (1,) score of each feature."""
         results = []
         for example, places in zip(examples, group_features(features, len(examples)), strict=True):
             probabilities = softmax(np.array([float(np.asarray(scores[place]).reshape(())) for place in places]))

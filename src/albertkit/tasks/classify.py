@@ -1,7 +1,7 @@
 """Text classification and regression: one class, several classes, or a number for a text or a pair.
 
-In: `TextExample`s. Out: `Classification`s; metrics are those of scikit-learn and scipy. Before this file: `task.py`;
-beside it: `dialogue.py`, which classifies turns.
+In: `TextExample`s. Out: `Classification`s, and metrics from scikit-learn and scipy. Imports `task.py`. `dialogue.py`
+uses this module to classify turns.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Classification(TaskResult):
     label: str | tuple[str, ...] | float
     """The class, the classes, or the value."""
     probability: float = 1.0
-    """Of the class; of several classes together."""
+    """Probability of the class; for several classes, their joint probability."""
     probabilities: dict[str, float] | None = None
-    """Of every class."""
+    """Probability of every class."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ClassifyTask(Task):
     labels: tuple[str, ...]
     kind: str = "single"
     temperature: float = 1.0
-    """Scores are divided by it before the softmax; fitted on held-out examples."""
+    """Softmax temperature, fitted on held-out examples: scores are divided by it."""
     threshold: float = 0.5
     """Several classes: those with at least this probability are predicted."""
     min_probability: float = 0.0
@@ -101,14 +101,14 @@ class ClassifyTask(Task):
             return float(example.label)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise AlbertkitError(
-                f"{example.where or 'an example'} has the label {example.label!r}, and the model predicts numbers. "
+                f"{example.where or 'an example'} has the label {example.label!r}, but the model predicts numbers. "
                 "Write a number."
             ) from None
 
     def target(self, example: TextExample) -> int | list[float] | float | None:
-        """The label as a class number, a list of 0 and 1, or a standardized value; None if there is none or no such.
+        """The label as a class number, a list of 0 and 1, or a standardized value; None if missing or unknown.
 
-        Labels that the task does not have are not trained on, and count as errors in metrics.
+        Unknown labels are not used in training, and count as errors in metrics.
         """
         if example.label is None:
             return None
@@ -149,7 +149,7 @@ class ClassifyTask(Task):
     def measure(self, results: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
         """Regression: correlations. Several classes: F1. One class: accuracy, F1 and Matthews' correlation.
 
-        F1 is that of the second of two classes, else the mean over classes.
+        With two classes, F1 is that of the second class; otherwise it is the mean over classes.
         """
         need("sklearn", "train", "measuring")
         if self.kind == "regression":
@@ -212,10 +212,10 @@ class ClassifyTask(Task):
         return math.exp(float(minimize_scalar(loss, bounds=(-2.0, 3.0), method="bounded").x))
 
     def fit_min_probability(self, scores: np.ndarray, examples: Sequence[TextExample]) -> ClassifyTask:
-        """The task that also rejects texts whose best class is unlikely, if that is better on held-out examples.
+        """The task that also rejects texts whose best class is unlikely, if this is better on held-out examples.
 
-        Only where out of scope is a class: its few training examples show only some of the topics that do not fit.
-        Better is a higher sum of two accuracies: of texts in scope, and of texts out of scope.
+        This applies only if out of scope is a class, because its few training examples cannot cover all topics.
+        Better means a higher sum of two accuracies: of texts in scope, and of texts out of scope.
         """
         outside = np.array([e.label == OUT_OF_SCOPE for e in examples])
         if self.kind != "single" or OUT_OF_SCOPE not in self.labels or len(set(outside.tolist())) < 2:

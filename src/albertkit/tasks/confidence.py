@@ -1,7 +1,7 @@
-"""How uncertain the scores of an example are, and what they predict: this decides whether it may exit early.
+"""Uncertainty and prediction of each example after some layers, for early exit.
 
 In: a task, features, and the scores of the heads after some layers. Out: the uncertainty of each example, from 0, and
-its prediction, to compare with other depths. Training (`train/elastic.py`) and use (`runtime/early_exit.py`) share it.
+its prediction, to compare with other depths. `train/elastic.py` and `runtime/early_exit.py` share this module.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MIN_COSINE = 0.95  # vectors agree whose cosine is at least this
 class UncertaintyEstimator:
     """The uncertainty of the examples of a task.
 
-    It is the entropy of the classes as a share of the highest possible one, at temperature 1: of several labels that of
-    the most uncertain one; of tags that of the most uncertain word; of answers the larger of first and last token. For
+    It is the entropy of the class distribution at temperature 1, divided by its maximum. For several labels it is that
+    of the most uncertain label; for tags, of the most uncertain word; for answers, the maximum of start and end. For
     values and vectors it is the change since the previous depth, in standard deviations or as 1 - cosine.
 
-    The features of a unit exit together, so that windows and choices are compared at one depth: `units` has the
-    features of each example; of each text, for tasks that compare vectors.
+    The features of a unit exit together, so that windows and choices are compared at the same depth. `units` contains
+    the features of each example, or of each text for tasks that compare vectors.
     """
 
     def __init__(self, task: Task, features: Sequence[Feature], examples: Sequence[Any]) -> None:
@@ -103,7 +103,7 @@ class UncertaintyEstimator:
         return tuple(found)
 
     def _score_threshold(self) -> float:
-        """The score from which on one of several labels is predicted."""
+        """The minimum score at which one of several labels is predicted."""
         threshold = min(max(float(getattr(self.task, "threshold", 0.5)), 1e-9), 1 - 1e-9)
         return float(getattr(self.task, "temperature", 1.0)) * math.log(threshold / (1 - threshold))
 

@@ -1,7 +1,7 @@
-"""Data sets: their parts, read from files or taken from lists, checked, compared with each other, and held out.
+"""Datasets: reads the splits from files or lists, validates them, compares them, and holds out examples.
 
-In: a task's name and files or lists of examples. Out: the examples of each part and notes, or one error that names the
-examples. Before this file: `readers/`; after it: `train/` and the commands that read labelled data.
+In: a task's name and files or lists of examples. Out: the examples of each split and notes, or one error that names the
+examples. Imports `readers/`. `train/` and the commands that read labelled data use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its na
 def read_parts(
     task: str, sources: Mapping[str, Path | str | Sequence[Any]], options: ReadOptions, log: Callable[[str], None]
 ) -> dict[str, list[Any]]:
-    """The examples of each part (train, dev, test): read from a file, or taken from a list that is checked."""
+    """The examples of each split (train, dev, test), from a file or from a list that is validated."""
     parts: dict[str, list[Any]] = {}
     for name, source in sources.items():
         if isinstance(source, str | Path):
@@ -45,7 +45,7 @@ def read_parts(
 
 
 def _kind_of_part(train: Sequence[Any], options: ReadOptions) -> str:
-    """What the labels of another part are: as in the options, else as in training."""
+    """The kind of the labels of another split: from the options, else as in training."""
     label = next((e.label for e in train if isinstance(e, TextExample) and e.label is not None), None)
     if options.kind != "auto" or options.separator is not None or label is None:
         return options.kind
@@ -53,9 +53,9 @@ def _kind_of_part(train: Sequence[Any], options: ReadOptions) -> str:
 
 
 def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: bool = False) -> LabelledData:
-    """The examples of a list, which obey the same rules as those of files, and have one type and one kind of label."""
+    """The examples of a list, validated like those of files; all must have one type and one kind of label."""
     if not examples:
-        raise AlbertkitError(f"there are no examples in {name}. Pass some, or a file.")
+        raise AlbertkitError(f"{name} contains no examples. Pass some examples or a file.")
     types, first = TASKS[task].example_types, examples[0]
     expected = next((kind for kind in types if isinstance(first, kind)), types[0])
     has_labels = not TASKS[task].gives_vectors or getattr(first, "label", None) is not None
@@ -64,7 +64,7 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
         for number, example in enumerate(examples, 1):
             found: Any = example
             if not isinstance(example, expected):
-                found = f"{task} learns from {expected.__name__}, and this is a {type(example).__name__}"
+                found = f"{task} needs {expected.__name__} examples, and this is a {type(example).__name__}"
                 found += f"; write  {expected.__name__}({', '.join(field.name for field in fields(expected))})"
             elif isinstance(example, TextExample) and example.label is not None:
                 found = example.problem() or _kind_problem(example.label, first.label) or example
@@ -74,21 +74,21 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
 
 
 def _kind_problem(label: Any, first: Any) -> str | None:
-    """The problem with a label that is of another kind than the first one."""
+    """The problem of a label whose kind differs from that of the first label."""
     kind = "regression" if isinstance(first, float) and isinstance(label, Integral) else label_kind(label)
     if first is None or kind == label_kind(first):
         return None
-    rule = "give all of them classes (str), or all several (tuple), or all values (float)"
-    return f"the label is {label!r:.40}, and the first example has {first!r:.40}; {rule}"
+    rule = "use one kind for all: a class (str), several classes (tuple), or a value (float)"
+    return f"the label is {label!r:.40}, but the first example has {first!r:.40}; {rule}"
 
 
-# Labels of one part beside those of another --------------------------------------------------------------------------
+# Comparison of the labels of two splits ------------------------------------------------------------------------------
 
 
 def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ...]:
-    """Notes on labels in `dev` that training does not contain, and on examples that both contain.
+    """Notes on labels in `dev` that are not in training, and on examples that are in both.
 
-    Errors: numbers in one part and classes in the other; training contains none of the labels in `dev`.
+    Errors: one split has numbers and the other classes; training contains none of the labels in `dev`.
     """
     known = Counter(label for example in train for label in label_names(example))
     with_label = [e for e in (*train, *dev) if isinstance(e, TextExample) and e.label is not None]
@@ -106,7 +106,7 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ..
 
 
 def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "counted as missed") -> tuple[str, ...]:
-    """Notes on labels that a model does not know, and their effect; an error if it knows none of them."""
+    """Notes on labels that a model does not have, and their effect; an error if it has none of them."""
     names = {"label": task.labels, "intent": getattr(task, "intents", ())}
     if isinstance(examples[0] if examples else None, TaggedExample):
         names["entity"] = tuple(label[2:] for label in task.labels if label != "O")
@@ -121,7 +121,7 @@ def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "count
 def _unknown_labels(
     labels: Sequence[tuple[Any, LabelName]], known: Counter[LabelName], owner: str, effect: str = "counted as missed"
 ) -> list[str]:
-    """A note on labels that are not known; an error if none is. owner: who knows labels."""
+    """A note on unknown labels; an error if all are unknown. owner: the name of what has the known labels."""
     new = [(example, label) for example, label in labels if label not in known]
     if not new:
         return []
@@ -130,16 +130,16 @@ def _unknown_labels(
     first = f"{example.where or 'an example'}: {kind} {label!r}{hint}"
     if len(new) == len(labels):
         raise AlbertkitError(
-            f"{owner} knows none of the labels; the first is {first}, and {owner} knows "
-            f"{list_names(name for _, name in known)}: pass data with the same labels, and how labels are written "
-            "(--label-column, --separator, --kind)"
+            f"{owner} has none of the labels; the first is {first}, and {owner} has "
+            f"{list_names(name for _, name in known)}. Pass data with the same labels, or set the label format "
+            "(--label-column, --separator, --kind)."
         )
     count = f"{count_noun(len(new), 'label')} of {len(labels):,} unknown to {owner}, {effect}"
     return [f"{count}; the first: {first}"]
 
 
 def label_names(example: Any) -> Iterator[LabelName]:
-    """(kind, name) of everything in an example that a model chooses among."""
+    """(kind, name) of each label of an example."""
     if isinstance(example, TextExample) and isinstance(example.label, (str, tuple, Integral)):
         for name in example.label if isinstance(example.label, tuple) else (str(example.label),):
             yield "label", name
@@ -154,7 +154,7 @@ def label_names(example: Any) -> Iterator[LabelName]:
 
 
 def _identity(example: Any) -> tuple[Any, ...] | None:
-    """What makes two examples the same; None for turns, since people repeat themselves."""
+    """The key by which duplicate examples are found; None for dialogue turns, which often repeat."""
     if isinstance(example, DialogueTurn):
         return None
     inputs = ("text", "pair", "context", "question", "choices", "source", "target")
@@ -165,7 +165,7 @@ def _identity(example: Any) -> tuple[Any, ...] | None:
 
 
 def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(train, dev): one in ten is held out. Turns of a dialogue, and examples about one text, stay together.
+    """(train, dev): 10 % are held out. Turns of a dialogue, and examples about the same text, stay together.
 
     The last example of a class, an intent or an entity label is never held out.
     """
@@ -177,7 +177,8 @@ def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
     groups = list(by_key.values())
     if len(groups) < 2:
         raise AlbertkitError(
-            f"all {len(examples)} examples belong together, so none can be held out. Pass some with --dev."
+            f"all {len(examples)} examples are about the same text or dialogue, so none can be held out. "
+            "Pass held-out examples with --dev."
         )
     held_out = set(range(0, len(groups), 10))
     if _has_one_class([groups[number] for number in held_out], groups):
@@ -211,13 +212,13 @@ def _keep_every_class(held_out: set[int], groups: Sequence[Sequence[Any]]) -> se
 
 
 def _learnable_names(example: Any) -> set[LabelName]:
-    """What a model can only learn from an example that has it: its one class, its intent, its entity labels."""
+    """The labels that must occur in training: the single class, the intent, the entity labels."""
     if isinstance(example, DialogueTurn) or isinstance(getattr(example, "label", None), tuple):
         return set()
     return set(label_names(example))
 
 
 def _has_one_class(held_out: Sequence[Sequence[Any]], groups: Sequence[Sequence[Any]]) -> bool:
-    """Whether several held-out groups have one label, though there are others."""
+    """Whether all held-out groups have the same label, although there are other labels."""
     some, every = ({repr(getattr(e, "label", None)) for group in part for e in group} for part in (held_out, groups))
     return len(held_out) > 1 and len(some) == 1 < len(every)

@@ -1,10 +1,10 @@
 """Dialogue state tracking: the user's goal after each turn, from labels that are predicted for each turn.
 
-In: `DialogueTurn`s. Out: `DialogueState`s and metrics. Before this file: `classify.py`, which predicts the labels.
+In: `DialogueTurn`s. Out: `DialogueState`s and metrics. Imports `classify.py`, which predicts the labels.
 
-A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. If the user's text contains the
-value, the label is "slot=<named>" instead, and the value is read from the text: most values are too rare to be trained
-one by one. A later value of a slot replaces an earlier one.
+A label is "slot=value" for a value that the turn sets, and "request=slot" for a slot that it requests. If the user's
+text contains the value, the label is "slot=<named>" and the value is copied from the text, because most values are too
+rare to be classes. A later value of a slot replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DialogueState(TaskResult):
     goal: dict[str, str]
     """The value of each slot so far."""
     requests: frozenset[str]
-    """The slots that this turn asks about."""
+    """The slots that this turn requests."""
     added: dict[str, str] = field(default_factory=dict, compare=False)
     """The values of this turn, new or repeated."""
 
@@ -78,7 +78,7 @@ class DialogueTask(Task):
         return rows
 
     def features(self, examples: Sequence[DialogueTurn], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """One feature per turn; labels that training did not contain are left out of its target."""
+        """One feature per turn; its target omits labels that were not in training."""
         texts = [
             TextExample(turn.system, turn.user, tuple(label for label in row if label in self.labels), turn.where)
             for turn, row in zip(examples, self.training_labels(examples), strict=True)
@@ -142,8 +142,8 @@ def track_states(
 ) -> list[DialogueState]:
     """The state after each turn, from the probability of each label.
 
-    Per slot the likeliest value that reaches the threshold replaces the earlier one. The turns of a dialogue are in
-    order, with those of others between them; a turn whose number is not higher than the last restarts its dialogue.
+    For each slot, the most likely value above the threshold replaces the earlier one. Turns of different dialogues may
+    alternate. A turn whose number is not higher than that of the previous turn restarts its dialogue.
     """
     goals: dict[str, tuple[int, dict[str, str]]] = {}  # last turn and goal of each dialogue
     states = []

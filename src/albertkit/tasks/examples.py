@@ -1,7 +1,7 @@
-"""Examples: one class for each kind of labelled data, the rules it must obey, and the words of a text.
+"""Examples: one class per kind of labelled data, its validation, and the words of a text.
 
-In: values from files (`readers/`) or from a program. Out: plain values with the file and line they come from, so that
-errors can name them. After this file: one module per task turns examples into features.
+In: values from files (`readers/`) or from a program. Out: plain values with their file and line, so that errors can
+name them. Each task module converts examples into features.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TextExample(Example):
     where: str = ""
 
     def problem(self) -> str | None:
-        """As in `Example`; a label may be missing, since that is not always wrong."""
+        """As in `Example`; a missing label is not a problem."""
         label, problem = self.label, text_problem(self.text, "text")
         if self.pair is not None:
             problem = problem or text_problem(self.pair, "second text")
@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TaggedExample(Example):
-    """A text, the characters of its words, and its entities, which begin and end with words.
+    """A text, the character spans of its words, and its entities, which start and end at words.
 
     >>> from albertkit import TaggedExample
     >>> from albertkit.tasks.examples import Span
@@ -94,7 +94,7 @@ class TaggedExample(Example):
         for span in self.spans:
             if not isinstance(span.label, str) or not span.label:
                 place = f"the entity from {span.start} to {span.end} has the label {span.label!r}"
-                return f"{place}; give it a name, such as 'PER', or omit it"
+                return f"{place}; write a label such as 'PER', or omit it"
         for one, two in pairwise(sorted(self.spans, key=lambda span: (span.start, span.end))):
             if two.start < one.end:
                 names = [f"{self.text[span.start : span.end]!r:.40} ({span.label})" for span in (one, two)]
@@ -116,7 +116,7 @@ class QuestionExample(Example):
     question: str
     context: str
     answers: tuple[tuple[int, str], ...] = ()
-    """The start of each correct answer in the context, and its text; empty if there is none or none is known."""
+    """The start of each correct answer in the context, and its text; empty if there is no (known) answer."""
     is_impossible: bool = False
     """Whether the question is marked as unanswerable."""
     where: str = ""
@@ -129,11 +129,11 @@ class QuestionExample(Example):
             if not problem and text.strip() not in self.context:
                 problem = f"the answer {text!r:.60} is not in the context; correct it"
         if not problem and not self.answers and not self.is_impossible:
-            return "there is no answer; give one, or mark the question with is_impossible"
+            return "there is no answer; write one, or mark the question with is_impossible"
         return problem
 
     def locate_answers(self) -> tuple[QuestionExample, int]:
-        """The example with each answer at the nearest place in the context, and how many were elsewhere."""
+        """The example with each answer at its nearest position in the context, and the number of moved answers."""
         answers, moved = [], 0
         for start, text in self.answers:
             bare = text.strip()
@@ -213,11 +213,11 @@ class DialogueTurn(Example):
     state: tuple[tuple[str, str], ...] = ()
     """(slot, value) of all constraints so far."""
     updates: tuple[tuple[str, str], ...] = ()
-    """(slot, value) that this turn adds; `request` is a slot, too."""
+    """(slot, value) that this turn adds; `request` is also a slot."""
     where: str = ""
 
     def problem(self) -> str | None:
-        """As in `Example`; the system may be silent."""
+        """As in `Example`; the system's text may be empty."""
         problem = text_problem(self.user, "user's text")
         return problem or (text_problem(self.system, "system's text") if self.system != "" else None)
 
@@ -231,14 +231,14 @@ def text_problem(text: object, name: str) -> str | None:
     if not text.strip():
         return f"the {name} is empty; write one or delete the row"
     if len(text) > TEXT_LIMIT:
-        return f"the {name} has over {TEXT_LIMIT:,} characters; cut it into several"
+        return f"the {name} has over {TEXT_LIMIT:,} characters; split it into several texts"
     if "\0" in text:
         return f"the {name} contains zero bytes; delete them"
     return None
 
 
 def nearest_occurrence(context: str, text: str, start: int) -> int | None:
-    """Where the text is in the context: at `start`, or as near to it as possible."""
+    """The position of the text in the context: `start`, or the nearest one."""
     start = max(0, start)
     before, after = context.rfind(text, 0, start + len(text)), context.find(text, start)
     return min((place for place in (before, after) if place >= 0), key=lambda p: abs(p - start), default=None)
@@ -265,8 +265,9 @@ _CONTRACTION = re.compile("(?:n['’]t|['’](?:s|m|d|ll|ve|re))$", re.IGNORECAS
 def split_words(text: str) -> tuple[tuple[int, int], ...]:
     """The words of a text: runs of letters and digits, single punctuation marks, single Chinese characters.
 
-    Marks inside a word stay in it (all-rounder, 1,000, O'Brien, U.S.), those at its ends are words, and so are 's and
-    similar endings, as in most labelled English data. Only white space and control characters are left out.
+    Punctuation inside a word stays in it (all-rounder, 1,000, O'Brien, U.S.). At its ends, punctuation marks are
+    separate words, and so are 's and similar endings, as in most labelled English data. Only white space and control
+    characters are omitted.
 
     >>> [text[a:b] for text in ["The U.S. beat 北京, 3-1."] for a, b in split_words(text)]
     ['The', 'U.S.', 'beat', '北', '京', ',', '3-1', '.']
@@ -282,7 +283,7 @@ def split_words(text: str) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=65536)
 def _character_class(c: str) -> str:
-    """w letter, d digit, c Chinese, m modifier of the one before, z joiner, x other mark, or the mark itself."""
+    """w letter, d digit, c Chinese, m modifier of the previous one, z joiner, x other mark, or the mark itself."""
     category = unicodedata.category(c)
     if c.isspace() or category in ("Cc", "Cs", "Zs"):
         return " "

@@ -1,7 +1,7 @@
-"""Text generation: a target is written from a source, token by token, by an encoder trained to fill masks.
+"""Text generation: an MLM encoder predicts the target token by token from the source.
 
-In: `RewriteExample`s. Out: `GeneratedText`s. After this file: `train/finetune_task.py` trains the task, and
-`runtime/generate.py` applies it, with one mask for the next token. `GenerateTask.features` shows the training input.
+In: `RewriteExample`s. Out: `GeneratedText`s. `train/finetune_task.py` trains the task. `runtime/generate.py` applies it
+with one mask for the next token. `GenerateTask.features` documents the training input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from albertkit.tasks.examples import CJK, RewriteExample, split_words
 from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult
 from albertkit.tokenizer import Tokenizer
 
-SUPPORTED_OPTIONS = {"scale_embedding", "head_size", "brightmart_layout"}  # that work token by token
+SUPPORTED_OPTIONS = {"scale_embedding", "head_size", "brightmart_layout"}  # options that support generation
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 MIN_SOURCE = 4  # tokens of a source
 
@@ -34,14 +34,14 @@ class GeneratedText(TaskResult):
 
     text: str
     score: float
-    """Mean log-probability of its tokens, the end included."""
+    """Mean log-probability of its tokens, including the end token."""
     finished: bool
-    """Whether the model predicted the end, rather than reaching the maximum length."""
+    """Whether the model predicted the end token before the maximum length."""
 
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """Predictions for every token of a target when all tokens before it are the correct ones."""
+    """Predictions for every token of a target, given the correct preceding tokens (teacher forcing)."""
 
     text: str
     """The predicted ids, each once."""
@@ -60,7 +60,7 @@ class GenerateTask(Task):
     label_smoothing: float = 0.0
     """Share of the loss that is spread over the vocabulary."""
     target_words: int = 10
-    """Mean words of a target in the training data: the length of the copy baseline."""
+    """Mean number of words of a target in the training data, which is the length of the copy baseline."""
 
     name = "generate"
     heads = ("mlm",)
@@ -74,9 +74,9 @@ class GenerateTask(Task):
 
     def __post_init__(self) -> None:
         if not 1 <= self.target_length <= 100_000:
-            raise AlbertkitError(f"target_length={self.target_length} is not possible. Pass 1 or more.")
+            raise AlbertkitError(f"target_length={self.target_length} is too small. Pass 1 or more.")
         if not 0 <= self.label_smoothing < 1:
-            raise AlbertkitError(f"label_smoothing={self.label_smoothing} is not possible. Pass 0 or more, below 1.")
+            raise AlbertkitError(f"label_smoothing={self.label_smoothing} is out of range. Pass 0 or more, below 1.")
 
     @classmethod
     def from_examples(cls, examples: Sequence[RewriteExample], **settings: float) -> GenerateTask:
@@ -86,7 +86,7 @@ class GenerateTask(Task):
         return cls(**values)
 
     def sources(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
-        """[CLS] source [SEP] as ids; long sources lose their end."""
+        """[CLS] source [SEP] as ids; long sources are truncated."""
         first, last, _ = special_ids(tokenizer)
         room = max_length - self.target_length - SPECIAL_TOKENS
         if room < MIN_SOURCE:
@@ -97,11 +97,12 @@ class GenerateTask(Task):
         return [[first, *ids[:room], last] for ids in tokenizer.ids_batch(texts)]
 
     def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """One per example: [CLS] source [SEP] target [SEP] [MASK] … [MASK]; a truncated target has no end to predict.
+        """One per example: [CLS] source [SEP] target [SEP] [MASK] … [MASK]; a truncated target has no end token.
 
-        Source tokens see the source; a target token also sees the targets before it and itself. For each target token
-        there is a mask at its position, which sees the same but the token, and predicts it; no other token sees the
-        mask. So one pass trains every position as it is used (UniLM, Dong et al. 2019; s2s-ft, Bao et al. 2021).
+        Source tokens attend to the source. A target token also attends to itself and to earlier target tokens. Each
+        target token has a mask at its position, which predicts it from the source and the earlier target tokens. No
+        other token attends to a mask, so one pass trains every position (UniLM, Dong et al. 2019; s2s-ft, Bao et al.
+        2021).
         """
         _, last, mask = special_ids(tokenizer)
         sources = self.sources([example.source for example in examples], tokenizer, max_length)
@@ -126,7 +127,7 @@ class GenerateTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[RewriteExample]
     ) -> list[TargetPrediction]:
-        """The predictions at each mask, from (masks, 2): the likeliest id, and the log-probability of the target."""
+        """The predictions at each mask, from (masks, 2): the most likely id, and the log-probability of the target."""
         results = []
         for row, feature in zip(scores, features, strict=True):
             target = [i for i in feature.target if i != IGNORE_INDEX]
@@ -164,29 +165,29 @@ def special_ids(tokenizer: Tokenizer) -> tuple[int, int, int]:
 
 
 def check_can_generate(config: AlbertConfig, names: Collection[str]) -> None:
-    """Raise if a model cannot generate text. names: of its weights."""
+    """Raise an error if a model cannot generate text. names: names of its weights."""
     odd = sorted(set(config.options.active()) - SUPPORTED_OPTIONS)
     if odd:
         raise AlbertkitError(
-            f"this model has the option {odd[0]}, which does not work token by token. Start from a canonical model."
+            f"this model has the option {odd[0]}, which does not support generation. Use a canonical base model."
         )
     if "heads.mlm.bias" not in names:
         raise AlbertkitError(
             "this model has no masked-language-model head, which text generation needs. "
-            "Start from a pre-trained model, such as small-pretrained."
+            "Use a pre-trained base model, such as small-pretrained."
         )
     if config.type_vocab_size < 2:
-        raise AlbertkitError("this model has one segment; source and target need two. Start from another model.")
+        raise AlbertkitError("this model has one segment: source and target need two. Use another base model.")
 
 
 def first_words(text: str, count: int) -> str:
-    """The beginning of a text: a baseline."""
+    """The first words of a text, as a copy baseline."""
     words = split_words(text)[:count]
     return text[words[0][0] : words[-1][1]] if words else ""
 
 
 class RougeTokenizer:
-    """Words for rouge-score, whose own tokenizer knows only Latin letters."""
+    """Tokenizer for rouge-score, whose default tokenizer supports only Latin letters."""
 
     def tokenize(self, text: str) -> list[str]:
         """Words in lower case, without punctuation; Chinese by characters."""

@@ -1,7 +1,7 @@
 """Semantic matching with a bi-encoder: both texts of a pair become vectors, which are compared by their cosine.
 
 In: `TextExample` pairs with a score, one of two classes, or no label (all pairs match). Out: `MatchResult`s. Vectors
-can be indexed for search; a cross-encoder (`classify.py` with pairs) is more accurate, and has no vectors.
+can be indexed for search. A cross-encoder (`classify.py` with pairs) is more accurate, but computes no vectors.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class MatchResult(TaskResult):
 class MatchTask(Task):
     """Pairs to vectors.
 
-    loss: cosent (more similar pairs get higher cosines; scores or classes), mnrl (each text finds its partner in the
-    batch; matching pairs), contrastive (matching pairs: cosine 1; others: below the margin).
+    loss: cosent (ranks cosines; for scores or classes), mnrl (in-batch negatives; for matching pairs), contrastive
+    (cosine 1 for matching pairs, below the margin for others).
     """
 
     labels: tuple[str, ...] = ()
     loss: str = "cosent"
     scale: float = 20.0
-    """Cosines are multiplied by it before they are compared."""
+    """Factor of the cosines in the loss (inverse temperature)."""
     margin: float = 0.5
 
     name = "match"
@@ -70,7 +70,7 @@ class MatchTask(Task):
         has_labels = any(e.label is not None for e in examples)
         if loss == "mnrl" and has_labels and not labels:
             raise AlbertkitError(
-                "loss='mnrl' needs matching pairs, and these have scores. Pass cosent, or write 1 and 0 as labels."
+                "loss='mnrl' needs matching pairs, but these have scores. Pass cosent, or write 1 and 0 as labels."
             )
         if labels and labels not in CLASSES:
             raise AlbertkitError(
@@ -89,7 +89,7 @@ class MatchTask(Task):
         return float(not self.labels or str(example.label) == self.labels[-1])
 
     def features(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """Two features per pair; the first has the target. With mnrl, pairs that do not match have none."""
+        """Two features per pair; the first has the target. With mnrl, pairs that do not match have no target."""
         texts = [text for e in examples for text in (e.text, e.pair or "")]
         encodings = tokenizer.encode_batch(texts, max_length=max_length)
         targets: list[float | None] = [self.target(example) for example in examples]
@@ -115,7 +115,7 @@ class MatchTask(Task):
     def measure(self, results: Sequence[MatchResult], examples: Sequence[TextExample]) -> dict[str, float]:
         """Scores: correlations. Classes: area under the curve, average precision, best accuracy.
 
-        No labels: how often the partner is the nearest text, and the mean reciprocal rank.
+        No labels: share of pairs whose partner is the nearest text, and the mean reciprocal rank.
         """
         need("sklearn", "train", "measuring")
         from scipy.stats import pearsonr, spearmanr
@@ -146,7 +146,7 @@ class MatchTask(Task):
 
 
 def partner_ranks(first: np.ndarray, second: np.ndarray, block: int = 512) -> list[int]:
-    """The rank of each row's partner among all second vectors (of length 1); of equal ones the partner comes last."""
+    """The rank of each row's partner among all second vectors (of length 1); in a tie the partner ranks last."""
     ranks: list[int] = []
     for start in range(0, len(first), block):
         table = first[start : start + block] @ second.T

@@ -1,9 +1,9 @@
-"""Entities in a text, and intents with slots: tags of words are predicted at tokens and returned as characters.
+"""Entity recognition, and intents with slots: tokens predict the tags of words; results are character spans.
 
-In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Before this file: `task.py`; beside it: `classify.py`.
+In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Imports `task.py` and `classify.py`.
 
-Each word is tokenized by itself, so no token belongs to two words; its first token predicts its tag. A long text
-becomes windows of words; each word is predicted once, by the window that shows most of its context.
+Each word is tokenized separately, so no token belongs to two words. Its first token predicts its tag. A long text is
+split into windows of words. Each word is predicted once, by the window with most of its context.
 """
 
 from __future__ import annotations
@@ -98,23 +98,25 @@ class TagTask(Task):
         odd = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
         if odd or "O" not in self.labels:
             found = f"labels contain {odd[0]!r}" if odd else "labels do not contain 'O'"
-            raise AlbertkitError(f"{found}. Write them as O, B-PER, I-PER and so on.")
+            raise AlbertkitError(f"{found}. Use IOB2 labels such as O, B-PER, I-PER.")
         if self.overlap < 0:
-            raise AlbertkitError(f"overlap={self.overlap} is not possible. Pass 0 or more tokens.")
+            raise AlbertkitError(f"overlap={self.overlap} is negative. Pass 0 or more tokens.")
 
     @classmethod
     def from_examples(cls, examples: Sequence[TaggedExample], overlap: int = 64) -> TagTask:
         """The task with all entity labels of these examples."""
         names = sorted({span.label for example in examples for span in example.spans})
         if not names:
-            raise AlbertkitError(f"none of the {len(examples)} examples contains an entity. Training needs some.")
+            raise AlbertkitError(
+                f"none of the {len(examples)} examples contains an entity. Add examples with entities."
+            )
         return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")), overlap)
 
     def features(self, examples: Sequence[TaggedExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """Windows of each text, at least one; with targets if words, entities or an intent are given.
+        """Windows of each text, at least one; with targets if the example has words, entities or an intent.
 
-        Entity labels that the task does not have are ignored in training; `measure` counts them as missed. A word of
-        more than half a window keeps its first tokens.
+        Unknown entity labels are ignored in training; `measure` counts them as missed. A word longer than half a
+        window is truncated.
         """
         room = max_length - 2
         longest = max(1, room // 2)
@@ -180,7 +182,7 @@ class TagTask(Task):
         return tuple(entities)
 
     def _best_path(self, logs: np.ndarray) -> np.ndarray:
-        """The likeliest valid IOB2 tags (Viterbi): (words, labels) log probabilities → (words,)."""
+        """The most likely valid IOB2 tags (Viterbi): (words, labels) log probabilities → (words,)."""
         path: np.ndarray = logs.argmax(1)
         begin = self._transitions[self.labels.index("O")]
         if begin[path[0]] == 0 and not self._transitions[path[:-1], path[1:]].any():  # the best tags are valid
@@ -198,7 +200,7 @@ class TagTask(Task):
 
     @cached_property
     def _transitions(self) -> np.ndarray:
-        """(labels, labels): 0 if the second may follow the first, else -inf. A text begins as after "O"."""
+        """(labels, labels): 0 if the second may follow the first, else -inf. The start of a text is like "O"."""
         table = np.zeros((len(self.labels), len(self.labels)))
         for j, label in enumerate(self.labels):
             if label[0] == "I" and "B" + label[1:] in self.labels:
@@ -324,7 +326,7 @@ def example_words(example: TaggedExample) -> Words:
 
 
 def iob2_tags(words: Words, spans: Iterable[Entity | Span], where: str = "") -> list[str]:
-    """The IOB2 tag of each word. Of overlapping entities the one that begins first is kept, then the longer one."""
+    """The IOB2 tag of each word. Of overlapping entities the one that starts first is kept, then the longer one."""
     tags = ["O"] * len(words)
     first = {a: i for i, (a, _) in enumerate(words)}
     last = {b: i for i, (_, b) in enumerate(words)}
@@ -333,7 +335,7 @@ def iob2_tags(words: Words, spans: Iterable[Entity | Span], where: str = "") -> 
         if i is None or j is None or j < i:
             raise AlbertkitError(
                 f"{where or 'an example'} has the entity {span.label!r} from {span.start} to {span.end}, which does "
-                "not begin and end with a word. Pass words that do."
+                "not start and end at a word. Correct the entity or the words."
             )
         if all(tag == "O" for tag in tags[i : j + 1]):
             tags[i : j + 1] = [f"B-{span.label}"] + [f"I-{span.label}"] * (j - i)
@@ -341,7 +343,7 @@ def iob2_tags(words: Words, spans: Iterable[Entity | Span], where: str = "") -> 
 
 
 def word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tuple[int, tuple[int, int]]]]:
-    """(id, characters) of the tokens of each word, without tokens for no character; a word has at least one token."""
+    """(id, characters) of the tokens of each word, without empty tokens; a word has at least one token."""
     unknown = tokenizer.pad_id if tokenizer.unk_id is None else tokenizer.unk_id
     tokens = {}
     for text, encoding in encode_once(words, tokenizer).items():
@@ -353,7 +355,7 @@ def word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tu
 def word_windows(sizes: Sequence[int], room: int, overlap: int) -> list[range]:
     """Ranges of words that fit into `room` tokens and share at most `overlap` tokens.
 
-    sizes: tokens of each word, at most room - overlap, so that a word always fits behind the overlap.
+    sizes: tokens of each word, at most room - overlap, so that a word always fits after the overlap.
     """
     windows, start = [], 0
     while True:
@@ -373,7 +375,7 @@ def word_windows(sizes: Sequence[int], room: int, overlap: int) -> list[range]:
 def label_tokens(features: Sequence[Feature], words: Words) -> list[tuple[int, int]]:
     """The (window, token) that predicts each word: its first token, in the window with the most context on both sides.
 
-    The beginning and the end of the text do not count as missing context.
+    The start and the end of the text do not count as missing context.
     """
     starts = [a for a, _ in words]
     best: list[tuple[float, int, int]] = [(-1, 0, 0)] * len(words)

@@ -1,7 +1,7 @@
-"""What every task declares and computes: the base class `Task`, and `Feature`, one input of the encoder.
+"""The base class `Task`, and `Feature`, one input of the encoder.
 
-In: examples. Out: features, and from the scores of the heads results and metrics. Training, evaluation and use share
-this code. Before this file: `examples.py`; after it: one module per task.
+In: examples. Out: features; results and metrics from the scores of the heads. Training, evaluation and inference share
+this code. Imports `examples.py`; each task is a module that imports this one.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ class Feature:
     ids: list[int]
     segments: list[int]
     example: int
-    """The number of its example."""
+    """The index of its example."""
     target: Any = None
-    """What the heads should predict, as numbers: see `train/task_heads.py`. None if it is not known."""
+    """The target of the heads, as numbers: see `train/task_heads.py`. None if it is unknown."""
     offsets: list[tuple[int, int]] | None = None
     """The characters of each token, (0, 0) for special tokens; for tasks whose results are spans."""
     positions: list[int] | None = None
     """The position of each token; None: 0, 1, 2 …"""
     ranks: list[int] | None = None
-    """Attention: a token sees itself and every even rank up to its own; nothing else sees an odd rank. None: all."""
+    """Attention mask: a token attends to itself and to even ranks up to its own, not to other odd ranks. None: all."""
 
 
 class TaskResult:
     """Base of the results of tasks."""
 
     depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
+    """Layers applied, if early exit was enabled; neither compared nor written."""
 
 
 class Task:
-    """Examples ↔ numbers. A subclass declares once what it is; other packages read these attributes, not its name."""
+    """Conversion between examples and tensors. Other packages use the attributes of a subclass, never its name."""
 
     name: ClassVar[str] = ""
-    """As in `albertkit.json`, in commands and in URLs."""
+    """Name of the task in `albertkit.json`, in commands and in URLs."""
     heads: ClassVar[tuple[str, ...]] = ()
     """The heads of `model/albert_model.py` whose scores it reads; "vector" is the mean of the token vectors."""
     example_types: ClassVar[tuple[type, ...]] = ()
     result_type: ClassVar[type[TaskResult]]
     setting_names: ClassVar[tuple[str, ...]] = ()
-    """Fields that a user may set beside the settings of fine-tuning."""
+    """Fields that a user may set in addition to the fine-tuning settings."""
     usage: ClassVar[str] = ""
     """The command for models of this task, as error messages show it."""
     can_exit_early: ClassVar[bool] = True
@@ -61,20 +61,20 @@ class Task:
     can_be_explained: ClassVar[bool] = True
     generates_text: ClassVar[bool] = False
     gives_vectors: ClassVar[bool] = False
-    """Whether the result comes from vectors that are useful without the task."""
+    """Whether the result is computed from vectors that are useful without the task."""
     has_correct_results: ClassVar[bool] = True
-    """Whether one result is correct or wrong; a cosine or a generated text is neither."""
+    """Whether a result is either correct or wrong, unlike a cosine or a generated text."""
     has_independent_results: ClassVar[bool] = True
     """Whether a result depends on its own example alone; a dialogue state contains earlier turns."""
 
     kind: str = ""
-    """What a label of a text is: single (one class), multi (several classes), regression (a number) or nothing."""
+    """Kind of a label: single (one class), multi (several classes), regression (a number) or empty."""
     labels: tuple[str, ...] = ()
     """The classes, in the order of the head's rows."""
 
     @property
     def uncertainty_measure(self) -> str:
-        """How uncertainty is measured: entropy, or how far a vector (cosine) or value (change) moved."""
+        """Measure of uncertainty: entropy, or the change of a vector (cosine) or value (change) between depths."""
         if "vector" in self.heads:
             return "cosine"
         return "change" if self.kind == "regression" else "entropy"
@@ -100,7 +100,7 @@ class Task:
 
 
 def group_features(features: Sequence[Feature], count: int) -> list[list[int]]:
-    """The places of each example's features. count: of the examples."""
+    """The indexes of each example's features. count: number of examples."""
     groups: list[list[int]] = [[] for _ in range(count)]
     for place, feature in enumerate(features):
         groups[feature.example].append(place)
@@ -108,13 +108,13 @@ def group_features(features: Sequence[Feature], count: int) -> list[list[int]]:
 
 
 def encode_once(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Encoding]:
-    """The encoding of each different text, without special tokens."""
+    """The encoding of each distinct text, without special tokens."""
     different = list(dict.fromkeys(texts))
     return dict(zip(different, tokenizer.encode_batch(different, add_specials=False), strict=True))
 
 
 def check_variety(examples: Sequence[Any], values: Collection[Any], noun: str) -> None:
-    """Raise if all examples have the same value (a class, a number), since there is nothing to learn."""
+    """Raise an error if all examples have the same value (a class or a number)."""
     if len(values) == 1:
         raise AlbertkitError(
             f"all {len(examples)} examples have the {noun} {next(iter(values))!r}. Training needs at least two: "

@@ -82,7 +82,7 @@ def test_cmrc_with_wrong_offsets(tmp_path):
     )
     data = read_examples("answer", path)
     assert [e.answers for e in data.examples] == [((14, "踢爆"),), ((6, "生命数"),), ((0, "踢爆"),)]
-    assert data.notes == (f"1 answer not where {path} says, but nearby",)
+    assert data.notes == (f"1 answer in {path} moved to the nearest matching position",)
 
 
 def test_flat_questions(tmp_path):
@@ -101,16 +101,16 @@ def test_flat_questions(tmp_path):
     [
         (squad(ask(("Bears", 4))), "question q1: the answer 'Bears' is not in the context; correct it"),
         (squad(ask(("Broncos", 4), question=" ")), "question q1: the question is empty"),
-        (squad(ask()), "there is no answer; give one, or mark the question with is_impossible"),
+        (squad(ask()), "there is no answer; write one, or mark the question with is_impossible"),
         (squad(ask(("", 4))), "the answer is empty"),
-        (squad({"id": "q1", "question": "Who?"}), "'answers' is missing or not like"),
-        (squad({"id": "q1", "question": "Who?", "answers": ["x"]}), "'answers' is missing or not like"),
+        (squad({"id": "q1", "question": "Who?"}), "'answers' is missing or has another form"),
+        (squad({"id": "q1", "question": "Who?", "answers": ["x"]}), "'answers' is missing or has another form"),
         (squad(ask(("a", 0)), context=""), "data[0].paragraphs[0]: the context is empty"),
         (squad("who"), "qas[0]: contains a str"),
         ({"data": [{"title": "x"}]}, "data[0].paragraphs: this list is missing"),
         ({"data": [{"paragraphs": [{"context": "x"}]}]}, "data[0].paragraphs[0].qas: this list is missing"),
         ({"context": " ", "question": "Who?", "answers": []}, "line 1: the context is empty"),
-        ({"version": "1.1"}, "needs 'question' and 'context', and has version"),
+        ({"version": "1.1"}, "needs 'question' and 'context', but has version"),
     ],
 )
 def test_bad_questions(tmp_path, file, message):
@@ -177,9 +177,9 @@ def test_plain_choices(tmp_path):
         ({"choices": ["a", " "], "right": 0, "question": "x"}, "the choice is empty"),
         ({"choices": ["a", 2], "right": 0, "question": "x"}, "the choice is a int"),
         ({"choices": ["a", "b"], "right": 0}, "the question is empty"),
-        ({"context": "x"}, "needs question, choices and answer, or those of RACE, and has context"),
-        ({**RACE, "answers": ["A"]}, "needs question, choices and answer, or those of RACE"),
-        ({**RACE, "options": "AB"}, "needs question, choices and answer, or those of RACE"),
+        ({"context": "x"}, "needs question, choices and answer, or the fields of RACE, but has context"),
+        ({**RACE, "answers": ["A"]}, "needs question, choices and answer, or the fields of RACE"),
+        ({**RACE, "options": "AB"}, "needs question, choices and answer, or the fields of RACE"),
         ({**RACE, "article": " "}, "line 1, question 1: the context is empty"),
     ],
 )
@@ -226,7 +226,7 @@ def test_woz(tmp_path):
         ({"transcript": ""}, "line 1, turn 0: the user's text is empty"),
         ({"turn_label": [["food"]]}, "must be lists like"),
         ({"belief_state": [{"act": "inform", "slots": [["food", 1]]}]}, "must be lists like"),
-        ({"belief_state": None}, "needs a list of acts in 'belief_state', and has turn_idx"),
+        ({"belief_state": None}, "needs a list of acts in 'belief_state', but has turn_idx"),
     ],
 )
 def test_bad_turns(tmp_path, changes, message):
@@ -255,12 +255,12 @@ def test_clinc(tmp_path):
         ("what is up", "greeting"),
         ("a show on broadway", "oos"),
     ]
-    assert data.notes == ("read from oos_train and train; oos is the label of texts out of scope",)
+    assert data.notes == ("read from oos_train and train; oos is the label of out-of-scope texts",)
     assert read_examples("intent", path, ReadOptions(split="dev")).examples == [
         TextExample("hi", None, "greeting", f"{path}:val 1")
     ]
     assert len(read_examples("intent", path, ReadOptions(split="oos_train")).examples) == 1
-    assert "has no part 'test'; it has oos_train, train, val" in refused("intent", path, split="test")
+    assert "has no split 'test'; it has oos_train, train, val" in refused("intent", path, split="test")
 
 
 def test_bad_clinc(tmp_path):

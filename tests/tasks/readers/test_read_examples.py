@@ -63,13 +63,14 @@ def test_missing_columns(tmp_path):
     assert "has no column 'txt' (did you mean 'text'?); it has 1 'text', 2 'label'" in message
     message = refused(tmp_path / "a.csv", "text,label\na,x\n", label_column=3)
     assert (
-        "has no column 3; it has 1 'text', 2 'label': name one, or give its number from 1 (--label-column)" in message
+        "has no column 3; it has 1 'text', 2 'label'. Pass one of these names, or a number from 1 (--label-column)."
+        in message
     )
     assert "has no column '0'" in refused(tmp_path / "a.csv", "text,label\na,x\n", label_column="0")
-    assert "cannot be two things" in refused(tmp_path / "a.csv", "text,label\na,x\n", text_column=2, label_column=2)
+    assert "has two roles" in refused(tmp_path / "a.csv", "text,label\na,x\n", text_column=2, label_column=2)
     assert "contains the second text" in refused(tmp_path / "a.csv", "text,label\na,x\n", "match")
     many = ",".join(f"c{i}" for i in range(30))
-    assert "'c19' and 10 more: name" in refused(tmp_path / "a.csv", f"{many}\n{many}\n", header="yes")
+    assert "'c19' and 10 more. Name" in refused(tmp_path / "a.csv", f"{many}\n{many}\n", header="yes")
 
 
 def test_wrong_encodings(tmp_path):
@@ -151,7 +152,7 @@ def test_nothing_there(tmp_path):
         read_examples("classify", "-")
     assert "the format of" in refused(tmp_path / "a.txt", "just a text\n")
     (tmp_path / "seq.in").write_text("a")
-    with pytest.raises(AlbertkitError, match=r"is a folder with .*seq\.in.*; name one file"):
+    with pytest.raises(AlbertkitError, match=r"is a folder with .*seq\.in.*. Name one file"):
         read_examples("classify", tmp_path)
     assert "cannot be decompressed" in refused(tmp_path / "a.tsv.gz", "text\tlabel\n")
 
@@ -179,7 +180,7 @@ def test_options_are_checked():
         ({"header": "maybe"}, "choose one of auto, yes, no"),
         ({"kind": "number"}, "choose one of auto, single, multi, regression"),
         ({"separator": ""}, "separator is empty"),
-        ({"separator": "|", "kind": "single"}, "omit one of them"),
+        ({"separator": "|", "kind": "single"}, "Omit one of them"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             ReadOptions(**options)
@@ -291,7 +292,7 @@ def test_real_files(task, name, options, count, labels):
     if task == "answer":
         assert all(e.context[s : s + len(t)] == t for e in data.examples for s, t in e.answers)
     if name.startswith("cmrc"):
-        assert data.notes[0].startswith("5 answers not where") and "2 bad rows" in data.notes[1]
+        assert data.notes[0].startswith("5 answers in") and "2 bad rows" in data.notes[1]
     if task == "match":
         assert all(e.pair for e in data.examples)
     json.dumps([e.__dict__ for e in data.examples[:50]], default=vars)  # plain values

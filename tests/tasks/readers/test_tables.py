@@ -183,7 +183,7 @@ def test_the_split_of_a_folder(tmp_path):
     for name in ("train.tsv", "dev.tsv"):
         put(tmp_path / name, f"text\tlabel\n{name}\tx\n")
     assert plain(read_examples("classify", tmp_path, ReadOptions(split="validation"))) == [("dev.tsv", None, "x")]
-    with pytest.raises(AlbertkitError, match=r"is a folder with dev\.tsv, train\.tsv; name one.*--split"):
+    with pytest.raises(AlbertkitError, match=r"is a folder with dev\.tsv, train\.tsv. Name one.*--split"):
         read_examples("classify", tmp_path)
 
 

@@ -77,7 +77,7 @@ def test_folder_of_intents(tmp_path):
     assert [(e.text, e.intent) for e in data.examples] == [("fly to new york", "flight"), ("play jazz", "music")]
     assert data.examples[1].where == f"{tmp_path / 'train' / 'seq.in'}:2"
     assert read_examples("tag", tmp_path / "train").examples == data.examples
-    with pytest.raises(AlbertkitError, match="is a folder with train; name one"):
+    with pytest.raises(AlbertkitError, match="is a folder with train. Name one"):
         read_examples("intent", tmp_path)
 
 
@@ -203,12 +203,12 @@ def test_bad_columns(tmp_path):
     text = "a O\nb\n\nc O\n\nd B-X\ne ?\n"
     message = refused(tmp_path / "a.txt", text)
     assert "2 problems" in message and "line 2: 1 cell where the first line has 2" in message
-    assert "line 6: the label '?' is neither O nor like B-PER" in message
+    assert "line 6: the label '?' is neither O nor of the form B-PER" in message
     data = read_examples("tag", tmp_path / "a.txt", ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["c"] and "2 bad rows skipped" in data.notes[-1]
-    assert "needs two cells, a word and its label, and has 1" in refused(tmp_path / "b.txt", "a\nb\n")
+    assert "needs two cells, a word and its label, but has 1" in refused(tmp_path / "b.txt", "a\nb\n")
     assert "line 1: there is no word" in refused(tmp_path / "d.txt", "1\t\tO\n", text_column=2)
-    assert "write words and labels as JSONL" in refused(tmp_path / "c.parquet", "PAR1")
+    assert "Write words and labels as JSONL" in refused(tmp_path / "c.parquet", "PAR1")
 
 
 def test_bad_folders(tmp_path):
@@ -243,10 +243,10 @@ def test_overlapping_entities(tmp_path):
     [
         ({"name": {"叶": [[0, 0]]}}, "characters 0 to 0 are not '叶'"),
         ({"name": {"在": [[0, 9]]}}, "characters 0 to 9 are not '在'"),
-        ({"name": {"在": [0, 0]}}, "'label' is missing or not as expected"),
-        ({"name": ["在"]}, "'label' is missing or not as expected"),
-        (["O"], "'label' is missing or not as expected"),
-        ({"name": {"在": [["0", "0"]]}}, "'label' is missing or not as expected"),
+        ({"name": {"在": [0, 0]}}, "'label' is missing or has another form"),
+        ({"name": ["在"]}, "'label' is missing or has another form"),
+        (["O"], "'label' is missing or has another form"),
+        ({"name": {"在": [["0", "0"]]}}, "'label' is missing or has another form"),
     ],
 )
 def test_bad_cluener(tmp_path, label, message):
@@ -256,10 +256,10 @@ def test_bad_cluener(tmp_path, label, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"words": ["a"]}, "needs a list of words in 'tokens', and has words"),
-        ({"tokens": ["a", ""], "labels": ["O", "O"]}, "none empty"),
-        ({"tokens": ["a"]}, "needs a list of labels in 'labels', and has tokens"),
-        ({"tokens": ["a"], "ner_tags": [3]}, "numbers do not say what they mean"),
+        ({"words": ["a"]}, "needs a list of words in 'tokens', but has words"),
+        ({"tokens": ["a", ""], "labels": ["O", "O"]}, "non-empty"),
+        ({"tokens": ["a"]}, "needs a list of labels in 'labels', but has tokens"),
+        ({"tokens": ["a"], "ner_tags": [3]}, "replace numbers with names"),
         ({"tokens": ["a"], "labels": ["O", "O"]}, "1 word and 2 labels"),
         ({"tokens": ["a"], "labels": ["O"], "intent": " "}, "the intent is empty"),
     ],

@@ -1,8 +1,8 @@
 """Readers of labelled files: `read_examples` turns any of them into examples.
 
 In: the name of a task, a path, `ReadOptions`. Out: `LabelledData`, or one error that lists the problems and remedies.
-In this package: `labelled_files.py` (lines and JSON values), then `tables.py` (texts), `tagged_files.py` (words with
-tags) and `json_files.py` (questions, choices, turns). After it: `dataset.py`, which compares the parts of a data set.
+`labelled_files.py` reads lines and JSON values. `tables.py` (texts), `tagged_files.py` (words with tags) and
+`json_files.py` (questions, choices, turns) build on it. `dataset.py` compares the splits of a dataset.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def read_examples(task: str, path: Path | str, options: ReadOptions | None = Non
 
 
 def check_rows(task: str, rows: Iterable[tuple[int | str, Any]], problems: Problems) -> LabelledData:
-    """The examples of rows, which obey the rules; answers at a wrong place of their context are moved.
+    """The valid examples of rows; answers at a wrong position of their context are moved.
 
-    rows: the line or name of each, and its example or its problem.
+    rows: the line or name of each row, and its example or its problem.
     """
     examples, moved = [], 0
     for place, row in rows:
@@ -66,7 +66,9 @@ def check_rows(task: str, rows: Iterable[tuple[int | str, Any]], problems: Probl
             row, count = row.locate_answers() if isinstance(row, QuestionExample) else (row, 0)
             moved += count
             examples.append(row)
-    notes = [f"{count_noun(moved, 'answer')} not where {problems.name} says, but nearby"] if moved else []
+    notes = (
+        [f"{count_noun(moved, 'answer')} in {problems.name} moved to the nearest matching position"] if moved else []
+    )
     if none := sum(isinstance(example, QuestionExample) and example.is_impossible for example in examples):
         total = count_noun(len(examples), "question")
         notes.append(f"{none:,} of {total} taken as unanswerable (is_impossible, or no answers)")
@@ -81,7 +83,7 @@ def _find_in_folder(path: Path, split: str | None) -> Path:
     parts = [p for p in inside if is_split(p.name.split(".")[0], split)]
     if len(parts) != 1:
         names = list_names(p.name for p in inside)
-        raise AlbertkitError(f"{path} is a folder with {names}; name one of them, or the part to read (--split train)")
+        raise AlbertkitError(f"{path} is a folder with {names}. Name one of them, or pass a split (--split train).")
     return parts[0]
 
 

@@ -1,7 +1,7 @@
-"""JSON trees: questions (SQuAD, CMRC 2018), choices (RACE), dialogues (WOZ 2.0), texts with intents (CLINC150).
+"""Nested JSON: questions (SQuAD, CMRC 2018), choices (RACE), dialogues (WOZ 2.0), texts with intents (CLINC150).
 
-In: a `LabelledFile`. Out: for each row its place, and its example or its problem. Before this file:
-`labelled_files.py`; after it: `read_examples`.
+In: a `LabelledFile`. Out: for each row its place, and its example or its problem. Imports `labelled_files.py`;
+`read_examples` uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExampl
 from albertkit.tasks.readers.labelled_files import LabelledFile, clean, list_names
 
 DEV_NAMES = {"dev", "val", "valid", "validation", "validate"}
-ANSWERS_PROBLEM = '\'answers\' is missing or not like [{"text": …, "answer_start": …}]; write it like this'
+ANSWERS_PROBLEM = '\'answers\' is missing or has another form; write it as [{"text": …, "answer_start": …}]'
 SLOTS_PROBLEM = "'turn_label' and the slots of 'belief_state' must be lists like [[\"food\", \"thai\"]]; correct them"
 QUESTIONS = "SQuAD or CMRC 2018 JSON, or JSONL with question, context and answers"
 CHOICES = "RACE, or JSONL with context, question, choices and answer"
@@ -35,7 +35,10 @@ def read_questions(file: LabelledFile) -> Rows:
     may_lack_answers = not is_tree or any("is_impossible" in row for _, row in rows)
     for number, (place, row) in enumerate(rows, 1):
         if "context" not in row or "question" not in row:
-            yield place, f"needs 'question' and 'context', and has {list_names(row)}; write them, or a tree as in SQuAD"
+            yield (
+                place,
+                f"needs 'question' and 'context', but has {list_names(row)}; write them, or use the SQuAD format",
+            )
             continue
         is_impossible = bool(row.get("is_impossible"))
         answers = [] if is_impossible else _parse_answers(row.get("answers"))
@@ -61,9 +64,9 @@ def _tree_rows(file: LabelledFile, data: list[Any]) -> Iterator[QuestionRow]:
 
 
 def _objects_in(values: Any, place: str, file: LabelledFile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a list with their places; everything else is a problem."""
+    """The objects of a list with their places; any other value is a problem."""
     if not isinstance(values, list):
-        file.problems.add(place, "this list is missing; the tree is data, paragraphs, qas")
+        file.problems.add(place, "this list is missing; the structure is data, paragraphs, qas")
         return
     for number, value in enumerate(values):
         if isinstance(value, dict):
@@ -91,7 +94,10 @@ def read_choices(file: LabelledFile) -> Rows:
     for line, row in file.objects(CHOICES):
         parts = _choice_parts(row)
         if not parts:
-            yield line, f"needs question, choices and answer, or those of RACE, and has {list_names(row)}; write them"
+            yield (
+                line,
+                f"needs question, choices and answer, or the fields of RACE, but has {list_names(row)}; add them",
+            )
         for number, (context, question, choices, answer) in enumerate(parts, 1):
             if isinstance(answer, str) and len(answer.strip().upper()) == 1:
                 answer = ord(answer.strip().upper()) - ord("A")
@@ -101,7 +107,7 @@ def read_choices(file: LabelledFile) -> Rows:
 
 
 def _choice_parts(row: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
-    """(context, question, choices, answer) of one row; none if it has another form."""
+    """(context, question, choices, answer) of one row; empty if it has another form."""
     if "article" not in row:
         answer = next((row[name] for name in ("right", "answer", "label") if name in row), None)
         choices = row.get("choices", row.get("options"))
@@ -120,11 +126,11 @@ def _choice_parts(row: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
 
 
 def read_turns(file: LabelledFile) -> Rows:
-    """WOZ 2.0: a list of dialogues. The state is what was informed; a request belongs to its turn alone."""
+    """WOZ 2.0: a list of dialogues. The state contains the informed slots; a request belongs only to its turn."""
     for line, row in file.objects(DIALOGUES):
         turns, name = row.get("dialogue"), str(row.get("dialogue_idx", line))
         if not isinstance(turns, list):
-            yield line, f"needs a list of turns in 'dialogue', and has {list_names(row)}; write it as in WOZ 2.0"
+            yield line, f"needs a list of turns in 'dialogue', but has {list_names(row)}; write it as in WOZ 2.0"
             continue
         for number, turn in enumerate(turns):
             place = f"line {line}, turn {number}"
@@ -141,7 +147,7 @@ def _turn_labels(turn: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]
     acts: Any = turn.get("belief_state")
     updates: Any = turn.get("turn_label")
     if not isinstance(acts, list) or not all(isinstance(act, dict) for act in acts):
-        return f"needs a list of acts in 'belief_state', and has {list_names(turn)}; write it as in WOZ 2.0"
+        return f"needs a list of acts in 'belief_state', but has {list_names(turn)}; write it as in WOZ 2.0"
     informed = [act.get("slots") for act in acts if act.get("act") == "inform"]
     if not all(map(_are_slots, (*informed, updates))):
         return SLOTS_PROBLEM
@@ -166,12 +172,14 @@ def is_clinc(file: LabelledFile) -> bool:
 
 
 def read_clinc(file: LabelledFile) -> Rows:
-    """A split with its texts that are out of scope."""
+    """A split, including its out-of-scope texts."""
     parts, split = file.json_object, file.options.split or "train"
     names = [name for name in parts if is_split(name.removeprefix(f"{OUT_OF_SCOPE}_"), split) or name == split]
     if not names:
-        raise AlbertkitError(f"{file.path} has no part {split!r}; it has {list_names(parts)}: choose one (--split)")
-    file.notes.append(f"read from {' and '.join(names)}; {OUT_OF_SCOPE} is the label of texts out of scope")
+        raise AlbertkitError(
+            f"{file.path} has no split {split!r}; it has {list_names(parts)}. Pass one of these with --split."
+        )
+    file.notes.append(f"read from {' and '.join(names)}; {OUT_OF_SCOPE} is the label of out-of-scope texts")
     for name in sorted(names, key=lambda name: name.startswith(OUT_OF_SCOPE)):
         for number, row in enumerate(parts[name], 1):
             problem = "write a text and an intent" if len(row) != 2 else text_problem(row[1], "intent")
@@ -180,5 +188,5 @@ def read_clinc(file: LabelledFile) -> Rows:
 
 
 def is_split(name: str, split: str | None) -> bool:
-    """Whether a name means a split: dev, val and validation are the same."""
+    """Whether a name denotes a split: dev, val and validation are the same."""
     return name == split or (name in DEV_NAMES and split in DEV_NAMES)

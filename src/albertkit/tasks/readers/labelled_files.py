@@ -1,7 +1,7 @@
-"""Labelled files: their lines, cells and JSON values, and the problems found in them, collected.
+"""Labelled files: lines, cells and JSON values, and a list of the problems in them.
 
 In: a path and `ReadOptions`. Out: numbered lines or rows, and `Problems`, which become one error or one note.
-Before this file: `text_reader.py` opens files; after it: `tables.py`, `tagged_files.py` and `json_files.py`.
+`text_reader.py` opens files. `tables.py`, `tagged_files.py` and `json_files.py` build on this module.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ MAX_NAMES, MAX_CHARACTERS = 20, 2000  # of a list in an error
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read a labelled file; what is not given is detected."""
+    """How to read a labelled file. Options that are not passed are detected."""
 
-    text_column: str | int | None = setting(None, "Column of the text (or word): its name, or its number from 1.")
-    pair_column: str | int | None = setting(None, "Column of the second text.")
-    label_column: str | int | None = setting(None, "Column of the label.")
-    header: str = setting("auto", "Whether the first row names the columns: auto, yes, no.", advanced=True)
+    text_column: str | int | None = setting(None, "Name or number (from 1) of the column with the text (or word).")
+    pair_column: str | int | None = setting(None, "Column with the second text.")
+    label_column: str | int | None = setting(None, "Column with the label.")
+    header: str = setting("auto", "Whether the first row is a header: auto, yes, no.", advanced=True)
     format: str = setting(
-        "auto", "csv, tsv, jsonl, json, parquet or columns; auto goes by name, then content.", advanced=True
+        "auto", "File format: auto (by name, then content), csv, tsv, jsonl, json, parquet, columns.", advanced=True
     )
-    separator: str | None = setting(None, "What separates several labels of one text, such as |.", advanced=True)
-    kind: str = setting("auto", "What labels are: single, multi, regression, auto.", advanced=True)
-    split: str | None = setting(None, "Part of a file or folder that has several: train, dev, test.", advanced=True)
+    separator: str | None = setting(None, "Separator between several labels of one text, such as |.", advanced=True)
+    kind: str = setting("auto", "Kind of labels: auto, single, multi or regression.", advanced=True)
+    split: str | None = setting(None, "Split to read, if there are several: train, dev, test.", advanced=True)
     skip_bad: bool = setting(False, "Skip and count bad rows instead of stopping.", advanced=True)
 
     def __post_init__(self) -> None:
         for name, allowed in (("header", HEADERS), ("format", FORMATS), ("kind", KINDS)):
             check_choice(name, getattr(self, name), allowed)
         if self.separator == "":
-            raise AlbertkitError("separator is empty; pass what separates two labels, such as |")
+            raise AlbertkitError("separator is empty. Pass a separator such as |.")
         if self.separator is not None and self.kind not in ("auto", "multi"):
-            raise AlbertkitError(f"separator is for several labels, and kind is {self.kind}; omit one of them")
+            raise AlbertkitError(f"separator needs kind=multi, but kind is {self.kind}. Omit one of them.")
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Problems:
     """Lines that must not become examples."""
 
     def add(self, place: int | str, problem: str) -> None:
-        """Record a bad line, or a row with a name of its own. problem: with its remedy."""
+        """Record a bad line, or a bad row by its name. problem: the problem and its remedy."""
         if isinstance(place, int):
             if place in self.lines:
                 return
@@ -117,7 +117,7 @@ class LabelledFile:
     path: Path
     options: ReadOptions
     notes: list[str] = field(default_factory=list)
-    """On how it was read."""
+    """Notes on how the file was read."""
 
     def __post_init__(self) -> None:
         self.problems = Problems(str(self.path), self.options.skip_bad)
@@ -144,23 +144,23 @@ class LabelledFile:
         return self.format in ("json", "jsonl")
 
     def regular_file(self, name: str = "") -> TextFile:
-        """The file, or the one of this name in the folder."""
+        """The file, or the file with this name in the folder."""
         path = self.path / name if name else self.path
         if path.is_dir():
             names = list_names(sorted(p.name for p in path.iterdir()))
-            raise AlbertkitError(f"{path} is a folder with {names}; name one file")
+            raise AlbertkitError(f"{path} is a folder with {names}. Name one file.")
         if str(path) == "-":
-            raise AlbertkitError("labelled data is read twice, so it cannot come from a pipe. Pass a file.")
+            raise AlbertkitError("labelled data cannot come from a pipe, because it is read twice. Pass a file.")
         return find_text_files([path])[0]
 
     def _bytes(self, name: str = "") -> bytes:
-        """The content of a file that is not UTF-16, without the mark of UTF-8."""
+        """The content of a file without a byte-order mark; UTF-16 is an error."""
         file = self.regular_file(name)
         with open_text_file(file) as (stream, _):
             data: bytes = stream.read(FILE_LIMIT + 1)
         if len(data) > FILE_LIMIT:
             raise AlbertkitError(
-                f"{file.name} has over {FILE_LIMIT:,} bytes, which are kept in memory. Use a part of it."
+                f"{file.name} has over {FILE_LIMIT:,} bytes, which are kept in memory. Use a smaller file."
             )
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise AlbertkitError(
@@ -169,15 +169,15 @@ class LabelledFile:
         return data.removeprefix(BOM)
 
     def lines(self, name: str = "") -> Iterator[tuple[int, str]]:
-        """Every line with its number, without its end. One that is not UTF-8 is a problem, and contains `�`.
+        """Every line with its number, without its newline. A line that is not UTF-8 is a problem, and contains `�`.
 
-        name: of a file in the folder; a bad line in one file spoils the lines of that number in all.
+        name: name of a file in the folder. A bad line in one file invalidates this line number in all files.
         """
         start = f"{name}: " if name else ""
         for number, raw in enumerate(self._bytes(name).removesuffix(b"\n").split(b"\n"), 1):
             line = raw.removesuffix(b"\r")
             if b"\0" in line:
-                self.problems.add(number, f"{start}zero bytes; convert the file if it is UTF-16, else delete them")
+                self.problems.add(number, f"{start}zero bytes; convert the file if it is UTF-16, otherwise delete them")
             try:
                 yield number, line.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -186,14 +186,14 @@ class LabelledFile:
                 yield number, line.decode("utf-8", "replace")
 
     def cells(self) -> Iterator[Row]:
-        """The rows of a csv or tsv file, without blank ones."""
+        """The rows of a csv or tsv file, without blank rows."""
         rows = self._csv_rows() if self.format == "csv" else ((line, text.split("\t")) for line, text in self.lines())
         for line, cells in rows:
             if line not in self.problems.lines and any(cell.strip() for cell in cells):
                 yield line, cells
 
     def _csv_rows(self) -> Iterator[Row]:
-        """Rows whose cells may be quoted, and then contain line breaks; spreadsheets also write tabs or semicolons."""
+        """Rows of csv: quoted cells may contain line breaks; the delimiter may also be a tab or semicolon."""
         lines = [text for _, text in self.lines()]
         delimiter = next((mark for mark in "\t,;" if mark in lines[0]), ",")
         reader = csv.reader((text + "\n" for text in lines), delimiter=delimiter, strict=True)
@@ -217,13 +217,13 @@ class LabelledFile:
             names = [f.name for f in parquet.schema_arrow if str(f.type).startswith(SIMPLE_TYPES)]
             table = parquet.read(columns=names, use_threads=False)
             if table.nbytes > FILE_LIMIT:
-                raise AlbertkitError(f"{self.path} has over {FILE_LIMIT:,} bytes. Use a part of it.")
+                raise AlbertkitError(f"{self.path} has over {FILE_LIMIT:,} bytes. Use a smaller file.")
             rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
             return names, [(number, list(cells)) for number, cells in enumerate(rows, 1)]
 
     @cached_property
     def json_values(self) -> list[tuple[int, Any]]:
-        """The values of a .json file with their lines: those of one list, or one after another over any lines."""
+        """The values of a .json file with their lines: the items of one list, or a sequence of values."""
         text = "\n".join(line for _, line in self.lines())
         if self.problems.shown:
             raise AlbertkitError(f"{self.path}, {self.problems.shown[0]}")
@@ -247,12 +247,12 @@ class LabelledFile:
 
     @property
     def json_object(self) -> dict[str, Any]:
-        """The only value of a .json file; empty if the file is something else."""
+        """The object in a .json file; empty if the file contains anything else."""
         values = self.json_values if self.format == "json" else []
         return values[0][1] if len(values) == 1 and isinstance(values[0][1], dict) else {}
 
     def objects(self, expected: str = "JSON") -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each JSON object with its line; everything else is a problem. expected: what a task reads, for the error."""
+        """Each JSON object with its line; any other value is a problem. expected: the supported formats, for errors."""
         if not self.is_json:
             raise AlbertkitError(f"{self.path} is not JSON; this task reads {expected}. Pass --format jsonl if it is.")
         if self.format == "json":
@@ -282,7 +282,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """A text without white space at its ends; anything else as it is."""
+    """A text without white space at its ends; other values unchanged."""
     return value.strip() if isinstance(value, str) else value
 
 
@@ -292,7 +292,7 @@ def count_noun(count: int, noun: str) -> str:
 
 
 def list_names(names: Iterable[Any]) -> str:
-    """Names for an error, not too many of them."""
+    """Names for an error message; a long list is shortened."""
     texts = [replace_surrogates(str(name)) for name in names]
     more = f" and {len(texts) - MAX_NAMES:,} more" if len(texts) > MAX_NAMES else ""
     return ", ".join(texts[:MAX_NAMES])[:MAX_CHARACTERS] + more or "none"

@@ -1,9 +1,9 @@
-"""Tables of texts: csv, tsv, JSONL, Parquet, and the GLUE files as they come → `TextExample`s and `RewriteExample`s.
+"""Tables of texts: csv, tsv, JSONL, Parquet, and the original GLUE files → `TextExample`s and `RewriteExample`s.
 
-In: a `LabelledFile`. Out: for each row its line, and its example or its problem. Before: `labelled_files.py`.
+In: a `LabelledFile`. Out: for each row its line, and its example or its problem. Imports `labelled_files.py`.
 
-In tsv a quote is a character like any other, as in GLUE; in csv it encloses cells. Columns are found by the options,
-then by well-known names, then by the cells: labels repeat, texts are long and differ.
+In tsv a quote is an ordinary character, as in GLUE; in csv it encloses cells. Columns are found by the options, then by
+well-known names, then by their cells: labels repeat, texts are long and distinct.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ SAMPLE = 2000  # rows from which the roles of columns are guessed
 TEXT_ROLES = {"text": "text", "pair": "second text", "label": "label"}
 REWRITE_ROLES = {"text": "source", "label": "target"}
 
-Roles = dict[str, int]  # the column of text, pair and label, from 0, if there is one
+Roles = dict[str, int]  # the column of text, pair and label, from 0, if it exists
 
 
 @dataclass
 class Table:
-    """Rows of equal width, and the names of the columns where there are any."""
+    """Rows of equal width, and the names of the columns, if any."""
 
     path: Path
     names: list[str] | None
@@ -83,12 +83,12 @@ class Table:
         return {name.casefold(): place for place, name in reversed(list(enumerate(self.names or [])))}
 
     def title(self, column: int) -> str:
-        """A column in messages: 1 'text'."""
+        """The name of a column in messages: 1 'text'."""
         return f"{column + 1} {self.names[column]!r}" if self.names is not None else str(column + 1)
 
     @property
     def titles(self) -> str:
-        """All columns in messages."""
+        """The names of all columns in messages."""
         return list_names(map(self.title, range(self.width)))
 
 
@@ -102,12 +102,12 @@ def read_texts(file: LabelledFile, needs_pair: bool = False) -> Rows:
     text, pair, label = roles["text"], roles.get("pair"), roles.get("label")
     file.notes.append(_roles_note(table, roles, TEXT_ROLES))
     if needs_pair and label is None:
-        file.notes.append("there is no label, so every pair matches (--label-column names one)")
+        file.notes.append("there is no label column, so every pair matches (pass --label-column to name one)")
     labels = [None if label is None else clean(row[label]) for _, row in table.rows]
     is_score = label is not None and table.names is not None and table.names[label].casefold() in SCORES
     kind = _label_kind(labels, options, is_score)
     if kind == "regression" and options.kind == "auto":
-        file.notes.append("the labels are numbers, so this is a regression (--kind single makes them classes)")
+        file.notes.append("the labels are numbers, so this is a regression (for classes, pass --kind single)")
     for (line, row), cell in zip(table.rows, labels, strict=True):
         second = None if pair is None else clean(row[pair])
         problem = None if pair is None else text_problem(second, "second text")
@@ -141,14 +141,14 @@ def find_roles(table: Table, options: ReadOptions, needs_pair: bool, needs_label
     if "text" not in roles or (needs_label and "label" not in roles):
         guess = _guess_by_content(table, roles, needs_label)
         if table.names is None or len(guess) == table.width:
-            roles = guess  # if columns have names, a guess must use all of them
+            roles = guess  # a guess must use all named columns
     needed = {"text": True, "pair": needs_pair, "label": needs_label}
     _check_roles(table, roles, {role: name for role, name in TEXT_ROLES.items() if needed[role]})
     return roles
 
 
 def find_source_and_target(table: Table, options: ReadOptions) -> Roles:
-    """The columns of source and target: as given, by well-known names, or the first and the second of two."""
+    """The columns of source and target: from the options, by well-known names, or the first and second of two."""
     roles, places = _given_roles(table, options), table.places
     known = [names for names in SOURCE_TARGET if names[0] in places and names[1] in places]
     if not roles and known:
@@ -161,7 +161,7 @@ def find_source_and_target(table: Table, options: ReadOptions) -> Roles:
 
 
 def has_only_pairs(table: Table, options: ReadOptions) -> bool:
-    """Whether a table of pairs has no label: two columns, or both texts given and no column named like a label."""
+    """Whether a table of pairs has no label: two columns, or options for both texts and no column name of a label."""
     if options.label_column is not None:
         return False
     has_label_name = any(name.casefold() in LABELS for name in table.names or ())
@@ -171,7 +171,7 @@ def has_only_pairs(table: Table, options: ReadOptions) -> bool:
 
 
 def _given_roles(table: Table, options: ReadOptions) -> Roles:
-    """The columns that the options give, by name or by number from 1."""
+    """The columns in the options, by name or by number from 1."""
     roles = {}
     for role in TEXT_ROLES:
         column, names = getattr(options, f"{role}_column"), table.names or []
@@ -186,24 +186,25 @@ def _given_roles(table: Table, options: ReadOptions) -> Roles:
             roles[role] = number
         else:
             raise AlbertkitError(
-                f"{table.path} has no column {column!r}{nearest(str(column), names)}; it has {table.titles}: "
-                f"name one, or give its number from 1 (--{role}-column)"
+                f"{table.path} has no column {column!r}{nearest(str(column), names)}; it has {table.titles}. "
+                f"Pass one of these names, or a number from 1 (--{role}-column)."
             )
     return roles
 
 
 def _check_roles(table: Table, roles: Roles, needed: dict[str, str]) -> None:
-    """Raise for a missing role, and for two roles of one column. needed: the roles and what they are called."""
+    """Raise an error for a missing role, and for two roles of one column. needed: the roles and their names."""
     missing = [role for role in needed if role not in roles]
     if missing:
         what = " and the ".join(needed[role] for role in missing)
         raise AlbertkitError(
-            f"it is not clear which column of {table.path} contains the {what}; it has {table.titles}: "
-            f"name it ({', '.join(f'--{role}-column' for role in missing)})"
+            f"it is not clear which column of {table.path} contains the {what}; it has {table.titles}. "
+            f"Name the column ({', '.join(f'--{role}-column' for role in missing)})."
         )
     if len(set(roles.values())) < len(roles):
         raise AlbertkitError(
-            f"one column of {table.path} cannot be two things; it has {table.titles}: name others (--text-column …)"
+            f"one column of {table.path} has two roles; the file has {table.titles}. "
+            "Name different columns (--text-column, --pair-column, --label-column)."
         )
 
 
@@ -212,7 +213,7 @@ def _roles_note(table: Table, roles: Roles, names: dict[str, str]) -> str:
 
 
 def _add_by_name(table: Table, roles: Roles, needs_pair: bool) -> None:
-    """Fill in roles by well-known names; no second text if only the first one is given."""
+    """Assign roles by well-known names; no second text if the options name only the first."""
     places = table.places
     if "label" not in roles:
         _add_first(roles, "label", LABELS, places)
@@ -235,7 +236,7 @@ def _add_first(roles: Roles, role: str, names: Sequence[str], places: dict[str, 
 
 
 def _guess_by_content(table: Table, roles: Roles, needs_label: bool) -> Roles:
-    """The roles with the others guessed by the cells."""
+    """The roles, with the missing ones guessed from the cells."""
     rows, indexes = table.rows[:SAMPLE], range(table.width)
     columns = [["" if row[i] is None else str(row[i]).strip() for _, row in rows] for i in indexes]
     if len(columns) == 4 and set(columns[1]) <= {"0", "1"} and set(columns[2]) <= {"", "*"}:  # CoLA
@@ -275,7 +276,7 @@ def read_table(file: LabelledFile) -> Table:
     if file.format in ("csv", "tsv"):
         return _cell_table(file)
     raise AlbertkitError(
-        f"the format of {file.path} is not clear from its name or first line. Name it (--format csv, tsv, jsonl …)."
+        f"the format of {file.path} is not clear from its name or first line. Pass --format (csv, tsv, jsonl …)."
     )
 
 
@@ -334,7 +335,7 @@ def has_header(rows: Sequence[Row], options: ReadOptions) -> bool:
 
 
 def _label_kind(cells: Sequence[Any], options: ReadOptions, is_score: bool) -> str:
-    """What labels are: numbers are a regression if some are fractions, and many differ or the column is a score."""
+    """The kind of labels: a regression if some are fractions, and many differ or the column is a score."""
     if options.kind != "auto":
         return options.kind
     if options.separator is not None or any(isinstance(cell, (list, tuple)) for cell in cells):
@@ -347,7 +348,7 @@ def _label_kind(cells: Sequence[Any], options: ReadOptions, is_score: bool) -> s
 
 
 def _label_problem(cell: Any, kind: str) -> str | None:
-    """The problem with a cell that should be a label; an empty one has none."""
+    """The problem of a label cell; an empty cell has none."""
     if cell is None or cell == "":
         return None
     parts = cell if kind == "multi" and isinstance(cell, list | tuple) else [cell]

@@ -1,9 +1,9 @@
 """Words with tags: CoNLL columns, folders of seq.in, seq.out and label, CLUENER, tokens in JSONL → `TaggedExample`s.
 
-In: a `LabelledFile`. Out: for each sentence its place, and its example or its problem. Before: `labelled_files.py`.
+In: a `LabelledFile`. Out: for each sentence its place, and its example or its problem. Imports `labelled_files.py`.
 
-Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare letters or names; all become spans by one rule: B, S, U or another
-name begins an entity; E, L, S, U end it; everything else continues it.
+Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare letters or names. One rule converts all of them into spans: B, S,
+U or a different name starts an entity; E, L, S, U end it; any other tag continues it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SPACES = re.compile(r" +")  # and no others: a word may be an ideographic space
 LETTERS = frozenset("BIESLUM")
 PREFIXED_TAG = re.compile(r"([BIESLUM])-(.+)", re.S)
 UNDERLINED_TAG = re.compile(r"[BIES]_.+", re.S)
-BARE_LETTERS = "tags are letters without names: their entities are called entity"
-BARE_NAMES = "tags have no B- or I-: neighbouring words with the same tag are one entity"
+BARE_LETTERS = "tags are letters without names, so the label of all entities is 'entity'"
+BARE_NAMES = "tags have no B- or I-, so adjacent words with the same tag are one entity"
 CLUENER_PROBLEM = (
-    '\'label\' is missing or not as expected; write it like {"name": {"叶老桂": [[9, 11]]}}, or {} for no entity'
+    '\'label\' is missing or has another form; write it as {"name": {"叶老桂": [[9, 11]]}}, or {} for no entity'
 )
 TAG_FIELDS = ("labels", "tags", "ner_tags", "slots")
 
@@ -54,7 +54,9 @@ def read_tagged(file: LabelledFile) -> Rows:
         else:
             yield from _make_examples(_json_sentences(rows, file), file, file.path)
     elif file.format == "parquet":
-        raise AlbertkitError(f"{file.path} is Parquet, which is read for texts only; write words and labels as JSONL")
+        raise AlbertkitError(
+            f"{file.path} is Parquet, which is supported only for texts. Write words and labels as JSONL."
+        )
     else:
         yield from _make_examples(_column_sentences(file), file, file.path)
 
@@ -74,7 +76,7 @@ def _make_examples(sentences: Iterator[TaggedSentence], file: LabelledFile, path
             own = [tag if tag in ("O", "") else f"{tag}-entity" if has_letters else f"I-{tag}" for tag in own]
         odd = next((tag for tag in own if tag != "O" and not PREFIXED_TAG.fullmatch(tag)), None)
         if odd is not None:
-            yield sentence.line, f"the label {odd!r:.40} is neither O nor like B-PER; correct it"
+            yield sentence.line, f"the label {odd!r:.40} is neither O nor of the form B-PER; correct it"
             continue
         text, words = join_words(sentence.words)
         example = TaggedExample(text, words, spans_of(own, words), sentence.intent, f"{path}:{sentence.line}")
@@ -82,18 +84,18 @@ def _make_examples(sentences: Iterator[TaggedSentence], file: LabelledFile, path
 
 
 def _check_underlines(tags: set[str], path: Path) -> None:
-    """Raise for B_PER and I_PER, which are not names; E_MAIL beside PHONE is one."""
+    """Raise an error for B_PER and I_PER, which are not names; E_MAIL next to PHONE is a name."""
     found = sorted(tag for tag in tags if UNDERLINED_TAG.fullmatch(tag))
     if found and (len(found) == len(tags) or {"B", "I"} <= {tag[0] for tag in found}):
         correct = f"{found[0][0]}-{found[0][2:]}"
         raise AlbertkitError(
-            f"{path} has the label {found[0]!r:.40}; the letter of a label ends with a hyphen, as in B-PER: "
-            f"write {correct!r:.40}, and the others like it"
+            f"{path} has the label {found[0]!r:.40}; the letter must be followed by a hyphen, as in B-PER. "
+            f"Write {correct!r:.40}, and correct the other labels too."
         )
 
 
 def spans_of(tags: Sequence[str], words: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
-    """The entities of tagged words, in any scheme of letter and name."""
+    """The entities of tagged words, in any tagging scheme."""
     spans: list[Span] = []
     current = ""  # the name of the entity that may continue
     for tag, (start, end) in zip(tags, words, strict=False):
@@ -150,10 +152,12 @@ def _word_and_tag_columns(width: int, options: ReadOptions, where: str) -> tuple
     columns = []
     for role, column in (("text", options.text_column or 1), ("label", options.label_column or width)):
         if not str(column).isdecimal() or not 1 <= int(column) <= width:
-            raise AlbertkitError(f"{where} has columns 1 to {width} and no {column!r}: pass a number (--{role}-column)")
+            raise AlbertkitError(
+                f"{where} has columns 1 to {width} and no {column!r}. Pass a number (--{role}-column)."
+            )
         columns.append(int(column) - 1)
     if columns[0] == columns[1]:
-        raise AlbertkitError(f"{where} needs two cells, a word and its label, and has {width}")
+        raise AlbertkitError(f"{where} needs two cells, a word and its label, but has {width}. Add the label.")
     return columns[0], columns[1]
 
 
@@ -189,11 +193,11 @@ def _json_sentences(rows: Sequence[tuple[int, dict[str, Any]]], file: LabelledFi
         words: Any = row.get("tokens")
         tags: Any = next((row[name] for name in TAG_FIELDS if name in row), None)
         if not _are_texts(words) or not words:
-            problem = f"needs a list of words in 'tokens', and has {list_names(row)}; write them as texts, none empty"
+            problem = f"needs a list of words in 'tokens', but has {list_names(row)}; write non-empty texts"
         elif tags is None:
-            problem = f"needs a list of labels in 'labels', and has {list_names(row)}; write one per word"
+            problem = f"needs a list of labels in 'labels', but has {list_names(row)}; write one per word"
         elif not _are_texts(tags):
-            problem = "the labels are not all texts; write names such as B-PER, since numbers do not say what they mean"
+            problem = "the labels are not all texts; replace numbers with names such as B-PER"
         else:
             problem = _count_problem(words, tags) or ""
         if problem:
@@ -222,7 +226,7 @@ def _cluener_example(row: dict[str, Any], where: str) -> TaggedExample | str:
 
 
 def _cluener_spans(text: str, label: Any) -> Iterator[Span]:
-    """Entities without white space at their ends; another form raises."""
+    """Entities without white space at their ends; another form raises an error."""
     for kind, entities in label.items():
         for entity, places in entities.items():
             for first, last in places:
