@@ -1,10 +1,10 @@
-"""Fine-tuning beside transformers' Trainer: same checkpoint, same examples, same epochs, same batch, in one run.
+"""Fine-tuning compared with transformers' Trainer: same checkpoint, examples, epochs and batch size, in one run.
 
     python bench/finetuning.py MODEL TRAIN DEV --name SST-2 [--examples 1600] [--epochs 1] [--seeds 1]
 
-MODEL is a folder that transformers opens too; TRAIN and DEV are tables of texts and classes. All sides learn with AdamW
-at the same rate with the same warm-up, and are measured on DEV at the end. Each side runs in a process of its own, one
-after the other, since threads that wait for work slow others down.
+MODEL is a folder that transformers opens too; TRAIN and DEV are tables of texts and classes. All sides use AdamW with
+the same learning rate and warm-up, and are evaluated on DEV at the end. Each side runs in a separate process, one after
+the other, since idle threads slow others down.
 """
 
 from __future__ import annotations

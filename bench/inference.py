@@ -1,10 +1,10 @@
-"""Inference side by side with peers, in one run: same weights, same texts, same threads, outputs compared first.
+"""Inference compared with other programs, in one run: same weights, texts and threads. Outputs are compared first.
 
     python bench/inference.py       # about ten minutes on two cores; writes bench/results/inference.json
 
 Peers: transformers (SDPA), sentence-transformers (torch), an ONNX export of the same model run by onnxruntime in
 batches of 32 sorted by length, that export with onnxruntime's stock dynamic int8, and with int8 after onnxruntime's
-pre-processing. The model has the base shape with random weights, which cost what trained ones cost. `make bench`
+pre-processing. The model has the base shape with random weights, which take the same time as trained ones. `make bench`
 installs the peers.
 """
 

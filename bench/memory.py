@@ -1,4 +1,4 @@
-"""A million short texts from a generator through a tiny model: the memory of the process as it goes.
+"""The memory of a process that embeds a million short texts from a generator with a tiny model.
 
 python bench/memory.py [--texts 1000000]            # measure, keep bench/results/memory.json, print the curve
 """

@@ -1,15 +1,14 @@
-"""Every side-by-side benchmark of the project in one run, and one report: `make bench`.
+"""All comparisons with other programs in one run and one report: `make bench`.
 
     python bench/report.py --quick                 # smaller sizes, about ten minutes on two cores
     python bench/report.py                         # full sizes, about two hours
-    python bench/report.py --quick --only search   # some of them; what was found before of the others stays
+    python bench/report.py --quick --only search   # some of them; earlier results of the others are kept
     python bench/report.py --list
 
-Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and
-does not stop the others. All work on a copy of `bench/` without earlier results, so that a report holds what this run
-measured and nothing else, and each benchmark's own record stays. Texts are those of `runs/tiny.txt.xz`, so that the run
-needs nothing but a clone. Out: `bench/results/report.json` and docs/images/benchmarks.png; `make docs` writes the
-tables.
+Each benchmark is a separate program with a time limit. A benchmark that fails or times out is reported and does not
+stop the others. All work on a copy of `bench/` without earlier results, so the report contains only measurements of
+this run, and the recorded results of each benchmark are kept. The texts are those of `runs/tiny.txt.xz`, so a clone is
+sufficient. Out: `bench/results/report.json` and docs/images/benchmarks.png; `make docs` writes the tables.
 """
 
 from __future__ import annotations

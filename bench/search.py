@@ -1,11 +1,11 @@
-"""Compare programs that store and search vectors on disk.
+"""Comparison of libraries that store and search vectors on disk.
 
-python bench/search.py --rows 100000                 run every candidate that is installed, add to results/search.json
+python bench/search.py --rows 100000                 run every installed candidate, add to results/search.json
 python bench/search.py --rows 1000000 --only usearch
 
-Each phase is its own process, so that peak memory and import time belong to one library. `--site FOLDER` names a folder
-with one `pip install --target` folder a library (FOLDER/usearch, FOLDER/faiss-cpu …); without it the libraries must be
-importable.
+Each phase is a separate process, so peak memory and import time are those of one library. `--site FOLDER` is a folder
+with one `pip install --target` folder per library (FOLDER/usearch, FOLDER/faiss-cpu …). Without it, the libraries must
+be importable.
 """
 
 from __future__ import annotations

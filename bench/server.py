@@ -1,12 +1,12 @@
-"""The server under load, from a second process, beside its engine alone and beside other servers of the same weights.
+"""The server under load, compared with its engine alone and with other servers of the same weights.
 
-    python bench/server.py                  # measure (about half an hour on two cores), keep the result as data
-    python bench/server.py --quick          # seconds instead of minutes, to see that it runs; nothing is kept
+    python bench/server.py                  # measure (about half an hour on two cores) and record the result
+    python bench/server.py --quick          # a short test run; nothing is recorded
 
-Every answer is compared with the vector the engine gives for that text. The peers are sentence-transformers behind
-FastAPI (torch, float32, one `encode` a request on a thread, as its documentation shows) and infinity-emb, where
-INFINITY names a python that has it. The server's clients are asyncio tasks that write HTTP by hand, so that they take
-little from the machine they share with it.
+Every response is compared with the engine's vector of that text. The peers are sentence-transformers behind FastAPI
+(torch, float32, one `encode` per request on a thread, as in its documentation) and infinity-emb, if INFINITY is the
+path of a Python that has it. The clients are asyncio tasks in a second process that write plain HTTP, so that they use
+little of the shared processors.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A step of pre-training on this machine's processor: ours, through the real data path, beside transformers, in
-interleaved rounds.
+"""A pre-training step on the CPU, with the real data pipeline, compared with transformers in interleaved rounds.
 
     python bench/steps.py [--shape small] [--rows 8] [--steps 4] [--rounds 3]
 
-The corpus is `runs/tiny.txt.xz`, cut with the English vocabulary. Ours reads rows from memory-mapped shards, draws
-masks and order, and steps the optimizer, as `albertkit pretrain` does; transformers gets rows that are masked already.
-Both compute in float32 with AdamW, in one process, one after the other in each round. `studies/pretraining.py` does the
-same on a GPU.
+The corpus is `runs/tiny.txt.xz`, tokenized with the English vocabulary. albertkit reads rows from memory-mapped shards,
+draws masks and order, and steps the optimizer, as in `albertkit pretrain`. transformers gets rows that are masked
+already. Both use float32 and AdamW, in one process, one after the other in each round. `studies/pretraining.py` does
+the same on a GPU.
 """
 
 from __future__ import annotations

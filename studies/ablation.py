@@ -8,15 +8,14 @@ docs/results/ideas.md.
     python studies/ablation.py reading [--shape small] [--batch N] [--seconds 2] [--device auto]
     python studies/ablation.py lengths [--shape small] [--window 64] [--device auto]
 
-`run` pre-trains every variant on the same shards with the same budget (--tokens, or --minutes of the machine), measures
-masked words and sentence order on held-out rows, fine-tunes the result on labelled files of classes, and writes one
-line for each variant and seed to studies/results/ablation.jsonl. Each runs in a process of its own, --jobs of them at a
-time, the first seed of all variants first. What has its line is not done again, and what was interrupted goes on from
-its checkpoint, so the same command may be given as often as needed; --only chooses variants. Processes share torch's
-folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the
-machine: what several jobs at once see of it is not a speed. `reading` does the same for texts that are only read, with
-random weights, since what the documents promise is faster inference: by the torch-free runtime on a processor, by torch
-on a GPU. `lengths` times one layer with a window and without, in torch.
+`run` pre-trains every variant on the same shards with the same budget (--tokens, or --minutes). It evaluates MLM and
+sentence order on held-out rows, fine-tunes the result on labelled files of classes, and writes one line per variant and
+seed to studies/results/ablation.jsonl. Each variant runs in a separate process, --jobs of them at a time, the first
+seed of all variants first. Rerun the command to resume: recorded variants are skipped, and interrupted ones resume from
+their checkpoints. --only selects variants. Processes share torch's folder of compiled code, since most variants compile
+the same layer. `speed` times training steps of each variant, one variant at a time. `reading` times inference with
+random weights, by the torch-free runtime on a CPU and by torch on a GPU. `lengths` times one layer with and without a
+window, in torch.
 """
 
 from __future__ import annotations

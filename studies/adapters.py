@@ -1,24 +1,24 @@
-"""Do adapters pay for a shared layer? Fine-tuning with LoRA (arXiv 2106.09685) beside training everything, on the one
-loop; the source of a section of docs/results/ideas.md.
+"""Are adapters useful for a shared layer? LoRA (arXiv 2106.09685) compared with full fine-tuning, on the same loop.
+It is the source of a section of docs/results/ideas.md.
 
     python studies/adapters.py DATA [--examples 6000] [--epochs 1] [--seeds 1] [--start small]
-    python studies/adapters.py DATA --quick    # toy size; keeps nothing
+    python studies/adapters.py DATA --quick    # toy size; records nothing
 
-DATA is a folder with train.tsv and dev.tsv of texts and classes, such as SST-2. Each way runs in a process of its own,
-one after the other, so that its peak memory is its own. Head and pooler are trained in every way: the built-in model
-for vectors has no pooler, so it begins fresh.
+DATA is a folder with train.tsv and dev.tsv of texts and classes, such as SST-2. Each variant runs in a separate
+process, one after the other, to measure its peak memory. Head and pooler are trained in every variant: the built-in
+vector model has no pooler, so the pooler is initialized randomly.
 
-What to expect, with E, H, F, V, L of the built-in model (128, 384, 1536, 30,000, 12). The shared layer has 4·H² + 2·H·F
-= 1.8 M weights in its matrices, the word table V·E = 3.8 M. AdamW keeps two moments beside each gradient, 12 bytes a
-weight: 21 MB for the layer, which is all that adapters of it can save, where a model without sharing would keep L times
-as much. Freezing the table saves 46 MB, and needs no adapters. Activations are kept for all L uses in any case. As LoRA
-is done here, the sums W + B·A and their gradient take 8 of the 12 bytes back while an update is computed.
+Expected memory, with E, H, F, V, L of the built-in model (128, 384, 1536, 30,000, 12). The matrices of the shared layer
+have 4·H² + 2·H·F = 1.8 M weights, the word embeddings V·E = 3.8 M. Gradient and AdamW state take 12 bytes per weight:
+21 MB for the layer. Adapters can save at most this; without sharing it would be L times as much. Freezing the word
+embeddings saves 46 MB and needs no adapters. Activations are stored for all L uses in any case. In this
+implementation, the sums W + B·A and their gradient use 8 of the 12 bytes again during a training step.
 
-Of the operations, forward and the gradient of the hidden states stay the same through all L uses. A third part, the
-gradient of the matrices, stays too as it is done here: W + B·A is made once for an update and used L times. LoRA that
-is applied to hidden states instead, W·x + B·(A·x), leaves that part out and adds small products, so it could take two
-thirds of the time at best; that is not measured here. What is certainly smaller is what a task adds on disk. LoRA's
-scale is 1 (alpha = rank); A begins uniform within ±1/√inputs, B with 0.
+Expected time: the forward pass and the gradient of the hidden states are the same. The gradient of the matrices, a
+third of the operations, is also the same here: W + B·A is computed once per step and used L times. LoRA on hidden
+states, W·x + B·(A·x), omits this gradient and adds small products, so it could take two thirds of the time at best.
+This is not measured here. The size of a task on disk is smaller in any case. LoRA's scale is 1 (alpha = rank). A is
+initialized uniformly within ±1/√inputs, B with 0.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The built-in model, measured: sentence vectors at every depth and width beside its teachers, masked-word predictions,
-texts a second.
+"""Evaluation of the built-in model: sentence vectors at every depth and width compared with its teachers, MLM
+predictions, texts per second.
 
     python studies/builtin.py [MODEL] --float FOLDER --sts sts-b/dev.tsv --squad squad/dev.json --clinc
     clinc150/data_small.json
                             --text lines.txt --peer MiniLM-L6=FOLDER --peer gte-small=FOLDER [--speed] [--limit N]
 
-MODEL is an int8 artifact (default: the built-in one) and --float the model it was quantised from. Each data file brings
-its task, none of which trains the encoder. --text is a text file (also .xz) or a corpus folder, whose held-out part is
-read. A --peer is a folder with onnx/model.onnx and tokenizer.json. Results go to studies/results/builtin.json: what was
-measured before on the same model stays, and `make docs` writes the model card from it.
+MODEL is an int8 artifact (default: the built-in one) and --float its float model. Each data file adds a task; no task
+trains the encoder. --text is a text file (also .xz) or a corpus folder, whose held-out part is used. A --peer is a
+folder with onnx/model.onnx and tokenizer.json. Results are written to studies/results/builtin.json. Earlier results of
+the same model are kept, and `make docs` writes the model card from the file.
 """
 
 from __future__ import annotations

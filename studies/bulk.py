@@ -1,21 +1,20 @@
-"""Millions of short texts through `albertkit embed --engine ray` with workers killed on the way, beside plain processes.
+"""Overhead of `albertkit embed --engine ray` on millions of short texts, with killed workers, over plain processes.
 
-    python studies/bulk.py [--texts 5000000] [--workers 2] [--kills 2]      measure, keep studies/results/bulk.json;
+    python studies/bulk.py [--texts 5000000] [--workers 2] [--kills 2]      measure, write studies/results/bulk.json;
     about a quarter of an hour on two cores
     python studies/bulk.py --engines plain,local,ray                         our own processes, too
-    python studies/bulk.py --table [--wanted 10000000000] [--price PER_CORE_HOUR]         what follows from it for more
+    python studies/bulk.py --table [--wanted 10000000000] [--price PER_CORE_HOUR]         extrapolation to more
     texts
 
-Texts are stretches of three to twelve words of a text file (by default the books in `runs/tiny.txt.xz`), the same ones
-every time. A tiny model embeds them: what is measured is the way through the engine, not the model. The plain processes
-are as plain as can be: each opens the model, reads its share of the files, embeds the lines, and writes the vectors as
-Parquet; nobody plans, counts or checks. Every run must give each row exactly once, and all of them the same bits; the
-exit code says so. Memory is that of the driver, of each worker, and of Ray's own processes, looked at twice a second.
-Overhead is the time of Ray, with its start, its plan and the work that is done twice after kills, beside that of the
-plain processes.
+Texts are spans of three to twelve words of a text file (by default the books in `runs/tiny.txt.xz`), the same ones
+every time. A tiny model embeds them, since the engine is measured, not the model. Each plain process opens the model,
+reads its share of the files, embeds the lines, and writes the vectors as Parquet, without planning or checks. Every run
+must give each row exactly once, with identical bits; otherwise the exit code is not 0. Memory is that of the driver, of
+each worker, and of Ray's own processes, sampled twice a second. Overhead is the time of Ray, including its start, the
+planning and repeated work after kills, compared with the plain processes.
 
-Stopped, the same command goes on: texts, model and engines that were finished stay in the scratch folder, and only the
-engine that was stopped begins anew.
+Rerun the command to resume: texts, model and finished engines are kept in the scratch folder. Only the interrupted
+engine starts again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Finished models from the machine that trained them to the one that measures them, in a few small files.
+"""Transfer of trained models between machines, in a few small files.
 
     python studies/carry.py pack OUT/elastic RUNS/*/{plain,elastic,fixed-4}/model     # writes OUT/elastic.tar.00, .01,
     … of at most 15 MiB each
     python studies/carry.py unpack elastic.tar.* --into PLACE                         # the same folders, under PLACE
 
-Float weights travel as halves and are float32 again afterwards; quantised folders travel as they are. What two folders
-share (the vocabulary) travels once.
+Float weights are packed as float16 and unpacked as float32; quantised folders are unchanged. Files that several folders
+share (the vocabulary) are packed once.
 """
 
 from __future__ import annotations

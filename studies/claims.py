@@ -1,7 +1,7 @@
-"""What the documents claim, and whether recorded trainings of studies/ablation.py agree.
+"""The claims of the documents, compared with the recorded runs of studies/ablation.py.
 
 In: lines of `ablation.jsonl` and the content of `ablation-speed.json`. Out: for each claim the measured differences and a
-verdict, for docs/results/ideas.md and docs/understand/documents.md. A claim that was not measured says so.
+verdict, for docs/results/ideas.md and docs/understand/documents.md. Claims without measurements are marked.
 """
 
 from __future__ import annotations

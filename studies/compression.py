@@ -1,13 +1,13 @@
-"""What compression costs and gains, on one model: pruning, a static table, a smaller vocabulary, exported files; and
-what training gives back.
+"""Quality and speed of compressed variants of one model: pruning, a static model, a smaller vocabulary, exported files,
+and recovery by training.
 
-    python studies/compression.py --model FOLDER      # without training: measure, keep studies/results/compression.json
+    python studies/compression.py --model FOLDER      # without training: measure, write studies/results/compression.json
     python studies/compression.py --trained RUNS      # with training, on SST-2; see compression_trained.py
 
-Quality: Spearman's correlation on STS-B dev, accuracy at masked words of held-out text where the model has that head,
-and the mean cosine with the whole model's vectors. Time: texts a second on STS-B's sentences, and one short text.
-FOLDER is a float model; the built-in one by default. Measured in one run, one after the other in rounds, so that a busy
-moment hits all alike.
+Quality: Spearman's correlation on STS-B dev, MLM accuracy on held-out text if the model has that head, and the mean
+cosine with the full model's vectors. Time: texts per second on STS-B's sentences, and one short text. FOLDER is a float
+model; the default is the built-in one. All variants are measured in interleaved rounds of one run, so that other load
+on the machine affects all equally.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What training gives back after compressing, on one task: recovery after pruning, training for 4 bits, a student of
-two million parameters.
+"""Recovery of compressed models by training, on one task: after pruning, for 4 bits, and a student of two million
+parameters.
 
-    python studies/compression.py --trained RUNS                    # train what is missing in RUNS, measure, keep
+    python studies/compression.py --trained RUNS                    # train missing variants in RUNS, measure, write
     studies/results/compression.json
     python studies/compression.py --trained RUNS --only train       # on a machine with a GPU; then --only measure where
     speed counts
-    python studies/compression.py --trained RUNS --quick            # toy size, keeps nothing: does it run
+    python studies/compression.py --trained RUNS --quick            # toy size, records nothing: a test run
 
-Each variant is a folder under RUNS and is made once; a training that was stopped goes on. With --jobs, what needs the
-fine-tuned model is trained side by side after it. The task is SST-2 (shared/data/sst-2): one training example in ten
-chooses checkpoints, and quality is accuracy on its dev file, by the torch-free runtime. With --texts, the student first
-learns hidden states of the pre-trained model. Speed: one short text, and texts a second, in rounds over
-all variants, so that a busy moment hits all alike. `carry.py` brings the variants from one machine to another.
+Each variant is a folder under RUNS and is trained once; an interrupted run resumes. With --jobs, the variants of the
+fine-tuned model are trained in parallel. The task is SST-2 (shared/data/sst-2): one training example in ten selects
+checkpoints, and quality is accuracy on the dev file, by the torch-free runtime. With --texts, the student is first
+distilled from hidden states of the pre-trained model. Speed: one short text, and texts per second, in interleaved
+rounds over all variants. `carry.py` transfers the variants between machines.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Make a corpus and measure it: tokens a second, processor time, and the memory of all processes together.
+"""The cost of building a corpus: tokens per second, processor time, and the memory of all processes together.
 
     python studies/corpus.py TEXTS… -o FOLDER --name "English Wikipedia"      # adds to studies/results/corpus.json
     python studies/corpus.py TEXTS… -o FOLDER --name "Chinese Wikipedia, WordPiece" --tokenizer vocab.txt
 
-The command line runs as people run it, in a process of its own. Memory is the sum of the resident sizes of that process
-and all below it, looked at ten times a second; pages that they share count more than once.
+The command runs in a separate process. Memory is the sum of the resident sizes of that process and its children,
+sampled ten times a second; shared pages count more than once.
 """
 
 from __future__ import annotations

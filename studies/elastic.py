@@ -1,5 +1,5 @@
-"""Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that
-follows; the source of docs/elastic.md.
+"""Evaluation of elastic depth: quality and time at each depth before and after `elastic`, and with early exit. It is
+the source of docs/results/elastic.md.
 
     python studies/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6]
     [--examples N] [--epochs E] [--device auto] [--jobs 1]
@@ -8,22 +8,22 @@ follows; the source of docs/elastic.md.
     python studies/elastic.py measure DATA --models RUNS [--more RUNS1,RUNS2] [--texts FOLDER] [--only sst-2] [--bits 8]
     [--repeats 5] [--threads 2]
 
-`train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic
-from it) and RUNS/SET/fixed-4 (fine-tuned with four layers from the start) and so on; plain and fixed ones learn as many
-epochs as plain and elastic together. One example in ten of the training data chooses checkpoints. `--ways` names other
-mixtures of the loss to train (`WAYS`, or options as in shallow_weight=3+batch_size=64), each in a folder of its name;
-`ingredients` keeps what those examples said of each mixture at every depth. `--times 3` trains three times as many
-epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for
-all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all
-epochs. So it is with --teachers, whose SET/plain label the texts. A way written out is measured when its folder is
-called elastic: RUNS/SET/elastic may be a link to it. What is trained already is left alone, and the same command goes
-on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
-`measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and
-the other way round, so that no text has helped to find its own limit. --more names RUNS of other seeds, of which
-quality alone is measured; with --texts, held-out examples with a sentence among the texts that the models were trained
-on are left out. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one
-counts. With --sts (a file of pairs), the built-in model's vectors are measured as well. Results go to
-studies/results/elastic.json; data sets measured before stay.
+`train` fine-tunes for each data set and writes RUNS/SET/plain (full depth only), RUNS/SET/elastic (elastic training of
+plain), RUNS/SET/fixed-4 (fine-tuned with four layers) and so on. Plain and fixed variants train for as many epochs as
+plain and elastic together. One training example in ten selects checkpoints. `--ways` names further variants of the
+loss (`WAYS`, or options such as shallow_weight=3+batch_size=64), each in a folder of its name. `ingredients` records
+the held-out score of each variant at every depth. `--times 3` trains three times as many epochs in the second half.
+FOLDER/SET.txt contains unlabelled texts, which RUNS/SET/first labels for all variants except plain. With --at-once there
+is no first half: every variant starts from the pre-trained model and trains for all epochs. The same holds with
+--teachers, whose SET/plain labels the texts. A variant is measured if its folder is named elastic, or RUNS/SET/elastic
+links to it. Finished variants are skipped, and the same command resumes interrupted ones. `carry.py` transfers models
+between machines.
+
+`measure` needs no torch. Held-out examples (dev) are split in two halves; thresholds from one half are tested on the
+other, in both directions. --more names RUNS of other seeds, for which only quality is measured. With --texts, held-out
+examples with a sentence in the training texts are excluded. Times are of the runtime on all held-out texts, with the
+variants interleaved, as the best of `--repeats`. With --sts (a file of pairs), the built-in model's vectors are also
+measured. Results are written to studies/results/elastic.json; earlier results of other data sets are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sentence encoders side by side, for `builtin.py`: ours, and the ONNX models people run instead. All give unit vectors.
+"""Sentence encoders to compare in `builtin.py`: albertkit models and common ONNX models. All give unit vectors.
 
-In: model folders. Out: `embed(texts)`, and seconds, measured in interleaved rounds with each encoder in a process of
-its own.
+In: model folders. Out: `embed(texts)`, and seconds, measured in interleaved rounds with each encoder in a separate
+process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How faithful each method of `albertkit explain` is, on texts of yours; the numbers behind docs/explain.md.
+"""Faithfulness of each method of `albertkit explain`, measured on your texts.
 
     python studies/faithfulness.py MODEL TEXTS [--out studies/results/faithfulness.json] [--most 300]
     [--methods occlusion,gradients]
@@ -11,9 +11,9 @@ comprehensiveness   p(text) - p(text without the best words); high if these word
 sufficiency         p(text) - p(the best words alone); low if they were enough
 
 Both are means over several shares of the words (area over the perturbation curve); p is the probability of the
-prediction. Random orders of words are the baseline. Every method is checked with words that are dropped, masked and
-replaced by [PAD], since no way of hiding is right by itself. Models measured before stay in the file. gradients needs
-torch and captum; it is omitted where they are missing.
+prediction. Random orders of words are the baseline. Every method is checked with words dropped, masked and replaced by
+[PAD], since no single kind of removal is right. Earlier results of other models are kept in the file. gradients needs
+torch and captum; it is omitted if they are missing.
 """
 
 from __future__ import annotations

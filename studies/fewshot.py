@@ -1,15 +1,15 @@
-"""Eight examples of each of CLINC150's intents: a head on frozen vectors, beside setfit and beside logistic regression
-on MiniLM's vectors.
+"""Few-shot classification with eight examples per intent of CLINC150: a head on frozen vectors, compared with setfit
+and with logistic regression on MiniLM's vectors.
 
     python studies/fewshot.py DATA_SMALL_JSON --model OURS --minilm FOLDER --setfit-python VENV/bin/python [--seeds 3]
     [--classes 10]
 
 All sides get the same texts, drawn from the train split with the seed: `--shots` of each intent, and as many
-out-of-scope ones. All are measured on the test split. Ours takes the out-of-scope texts to set a floor; for the others
-they are one more class. Seconds are from loading the model to the finished classifier. Each side runs in a process of
-its own; setfit and sentence-transformers need an environment of their own, named with --setfit-python.
+out-of-scope ones. All are evaluated on the test split. albertkit uses the out-of-scope texts to set a threshold; for
+the others they are one more class. Seconds are from loading the model to the finished classifier. Each side runs in a
+separate process. setfit and sentence-transformers need a separate environment (--setfit-python).
 
-setfit learns from pairs of texts, of which there are hundreds of thousands here: --setfit-steps caps its training.
+setfit trains on pairs of texts, of which there are hundreds of thousands here: --setfit-steps limits its training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generation, measured: BLEU and ROUGE-L of what a fine-tuned encoder writes, beside a copy of the source.
+"""Evaluation of generation: BLEU and ROUGE-L of a fine-tuned encoder, compared with a copy of the source.
 The table is in docs/results/ideas.md.
 
     python studies/generation.py DATA --start MODEL --out studies/results/generation.json [--models RUNS] [--step
@@ -6,9 +6,9 @@ The table is in docs/results/ideas.md.
 
 DATA is a folder with train.* and test.* (or dev.*) of pairs that `albertkit finetune generate` reads; or with SQuAD
 files (train*.json, dev*.json), which become answer-and-sentence → question (`runs/questions.py`). One training
-example in ten, by source, chooses the checkpoint; the test part is used once, at the end. `train` needs torch and
-writes RUNS/NAME; `measure` needs none, but rouge-score and sacrebleu. Every way of writing is measured on the same
-examples: greedy, beams, and greedy with int8 weights. Results of data sets measured before stay.
+example in ten, by source, selects the checkpoint; the test part is used once, at the end. `train` needs torch and
+writes RUNS/NAME; `measure` needs rouge-score and sacrebleu instead. Every decoding method is evaluated on the same
+examples: greedy, beams, and greedy with int8 weights. Earlier results of other data sets are kept.
 """
 
 from __future__ import annotations

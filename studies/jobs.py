@@ -1,8 +1,7 @@
-"""Pieces of work in processes of their own, several at a time; used by tasks.py and ablation.py.
+"""Jobs in separate processes, several at a time; used by tasks.py and ablation.py.
 
-In: a function, and the arguments of each piece. Out: which pieces did not end well. One that fails prints why and does
-not stop the others. SIGTERM is passed on, so that trainings save where they are, and nothing new is begun; the same
-command goes on from there.
+In: a function, and the arguments of each job. Out: the failed jobs. A failed job prints its error and does not stop the
+others. SIGTERM is forwarded, so that training runs save a checkpoint, and no new job starts. The same command resumes.
 """
 
 from __future__ import annotations

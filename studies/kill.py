@@ -1,11 +1,10 @@
-"""Kill a training with SIGKILL at random moments, resume it each time, and compare it with one that was never stopped.
+"""Kill a training run with SIGKILL at random moments, resume it, and compare it with an uninterrupted run.
 
     python studies/kill.py [--kills 50] [--steps 50·kills] [--seed 0] [--optimizer adamw]
 
-A small model is trained on a CPU by `albertkit pretrain`, with a checkpoint every few updates. Each life of the process
-ends at a moment drawn from the time in which it starts, resumes, trains and writes checkpoints. After the last kill it
-may finish. Weights, optimizer state and metrics must equal those of the undisturbed run, bit for bit; the exit code
-says so.
+A small model is trained on a CPU by `albertkit pretrain`, with a checkpoint every few steps. Each process is killed at
+a random moment while it starts, resumes, trains or writes checkpoints. After the last kill the run finishes. Weights,
+optimizer state and metrics must equal those of the uninterrupted run, bit for bit; otherwise the exit code is not 0.
 """
 
 from __future__ import annotations

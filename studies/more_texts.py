@@ -1,14 +1,14 @@
-"""Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets, from words
-that a masked-word model proposes, and from a corpus.
+"""Unlabelled texts for `elastic.py train --texts`: from the training parts of data sets, from the predictions of a
+masked language model, and from a corpus.
 
     python studies/more_texts.py DATA OUT [--variants 4] [--corpus FILE.txt.xz --sentences 60000]
 
-Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, news sentences
-of MRPC, RTE and STS-B, and sentences of a corpus that have names in them. Writes OUT/mrpc.txt, pairs with a tab between
-them: pairs of MRPC in which words were left out or replaced by what the built-in pre-trained model finds likely there,
-pairs of STS-B and RTE, and sentences of all three beside those most like them. What is held out of a training set
-(`split_examples`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
-`beyond` leaves out every line with a sentence of the dev file.
+Writes OUT/conll2003.txt: sentences of CoNLL-2003 with entities replaced by others of the same kind, news sentences of
+MRPC, RTE and STS-B, and sentences of a corpus that contain names. Writes OUT/mrpc.txt, pairs separated by a tab: pairs
+of MRPC in which words were omitted or replaced by likely tokens of the built-in pre-trained model, pairs of STS-B and
+RTE, and sentences of all three paired with their most similar ones. Held-out parts of training sets (`split_examples`)
+and all dev files are excluded. STS-B shares some pairs with MRPC's dev file, so `beyond` drops every line with a
+sentence of a dev file.
 """
 
 from __future__ import annotations

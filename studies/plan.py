@@ -1,11 +1,11 @@
-"""The planner's predictions beside measurements: ten varied shapes, float32 and int8, each in a process of its own.
+"""The planner's predictions compared with measurements: ten shapes, float32 and int8, each in a separate process.
 
-    python studies/plan.py              # measure (about ten minutes on two cores), keep studies/results/plan.json
+    python studies/plan.py              # measure (about ten minutes on two cores), write studies/results/plan.json
 
-For each shape, rates and models are measured in turns (rates, models, rates), so that both see the machine at the same
-pace: a layer is timed as `albertkit plan` does it, and the model is built with random weights and measured through the
-whole runtime. A round in which other work took more than a tenth of the processors is measured again, a few times at
-the most. Of what is kept, the fastest counts, for rates and models alike. A prediction is good within 25 %.
+For each shape, layers and models are measured alternately (layers, models, layers), under the same load. Layers are
+timed as in `albertkit plan`; the model has random weights and runs through the whole runtime. A round in which other
+processes used more than a tenth of the processors is repeated, up to a few times. The fastest of the remaining rounds
+counts. A prediction is good if it is within 25 %.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Fine-tuned models in torch and in the torch-free runtime, whole and in few bits, on held-out examples; a section of
-docs/results.md.
+"""Fine-tuned models in torch and in the torch-free runtime, in float32, 8 and 4 bits, on held-out examples.
 
     python studies/precision.py DATA --models MODELS [--only sst-2,mrpc] [--most 1000] [--threads 1] [--out
     studies/results/precision.json]
 
-MODELS holds MODELS/SET/model, or MODELS/SET/plain/model as `elastic.py train` leaves it, where SET is a name of
-`tasksets.py`. For each one: torch in float32, the runtime in float32, and the runtime with 8 and 4 bits, rounded as by
-`albertkit quantize -f` on 500 texts of the training data. What is compared between torch and the runtime are the scores
-of the head as it gives them (logits), and the probabilities that follow (softmax or sigmoid, no temperature; a
-regression's values as they are). Data sets measured before stay. --most caps the held-out examples, to try it out.
+MODELS contains MODELS/SET/model, or MODELS/SET/plain/model from `elastic.py train`, where SET is a name of
+`tasksets.py`. For each one: torch in float32, the runtime in float32, and the runtime with 8 and 4 bits, quantized as
+by `albertkit quantize -f` on 500 texts of the training data. Logits and probabilities (softmax or sigmoid, no
+temperature; values of a regression) of torch and the runtime are compared. Earlier results of other data sets are
+kept. --most limits the held-out examples, for a test run.
 """
 
 from __future__ import annotations

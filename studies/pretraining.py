@@ -1,12 +1,11 @@
-"""Pre-training speed on a GPU: ours, through the real data path, beside transformers eager and compiled, in one run.
+"""Pre-training speed on a GPU, with the real data pipeline, compared with transformers, eager and compiled, in one run.
 
     python studies/pretraining.py SHARDS [--shapes base small] [--alone large xlarge xxlarge] [--steps 30]
 
-SHARDS is a folder made by `albertkit corpus`. Every number is the best of three rounds of `steps` updates after warming
-up: tokens a second, share of the measured bf16 peak, and the peak of allocated memory divided by the tokens of a batch.
-Ours reads rows from the memory-mapped shards, draws masks and order on the device, steps the optimizer and reads the
-losses, as `albertkit pretrain` does. transformers gets tokens that already lie on the device, already masked, with
-labels.
+SHARDS is a folder made by `albertkit corpus`. Every number is the best of three rounds of `steps` training steps after
+warm-up: tokens per second, share of the measured bf16 peak, and peak allocated memory divided by the tokens of a batch.
+albertkit reads rows from the memory-mapped shards, draws masks and order on the device, steps the optimizer and reads
+the losses, as in `albertkit pretrain`. transformers gets masked tokens with labels that are already on the device.
 """
 
 from __future__ import annotations

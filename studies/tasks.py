@@ -1,18 +1,17 @@
-"""Fine-tune on every labelled data set of a folder and record what comes out: the source of docs/results.md.
+"""Fine-tuning on every labelled data set of a folder: the source of docs/results/tasks.md.
 
     python studies/tasks.py DATA [--start MODEL] [--start-zh MODEL] [--name built-in] [--out studies/results/tasks]
                           [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1] [--keep]
     python studies/tasks.py score studies/results/tasks/built-in DATA
 
-Writes OUT/NAME/DATASET.json, one file a data set; one that is there is not run again, unless it is asked for with
---only. `tasksets.py` says what the data sets are. Each runs in a process of its own, --jobs of them at a time; one that
-fails prints why and does not stop the others. Checkpoints lie in --runs until a data set is done, so the same command
-after a kill goes on where it was, seed by seed and epoch by epoch (the seconds of a run that was stopped are those
-since it went on).
+Writes OUT/NAME/DATASET.json, one file per data set. Existing ones are skipped, unless --only names them. `tasksets.py`
+lists the data sets. Each runs in a separate process, --jobs of them at a time; a failed one prints its error and does
+not stop the others. Checkpoints are stored in --runs until a data set is finished, so the same command resumes after a
+kill, by seed and epoch. The seconds of an interrupted run are those since the last resume.
 
-Where scikit-learn, scipy or seqeval are missing, a run still chooses its best epoch (`stand_in`), writes no metrics,
-and leaves its predictions (as it does with --predictions) in OUT/NAME/predictions/. `score` computes the metrics from
-them on a machine that has the libraries.
+If scikit-learn, scipy or seqeval are missing, a run still selects its best epoch (`stand_in`), writes no metrics, and
+writes its predictions (as with --predictions) to OUT/NAME/predictions/. `score` computes the metrics from them on a
+machine that has the libraries.
 """
 
 from __future__ import annotations

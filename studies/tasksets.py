@@ -1,6 +1,6 @@
-"""The labelled data sets of `studies/tasks.py`: where they lie in a folder, what is learnt from them, with which options.
+"""The labelled data sets of `studies/tasks.py`: their files in a folder, their tasks and options.
 
-Options are given only where the presets of `train/train_settings.py` do not fit the data.
+Options are set only if the presets of `train/train_settings.py` do not fit the data.
 """
 
 from __future__ import annotations

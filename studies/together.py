@@ -1,20 +1,19 @@
-"""Everything together, on mixed-length texts at the base shape: how many times as fast as sentence-transformers, and
-what is lost.
+"""All optimizations together, on texts of mixed length at the base shape: speedup over sentence-transformers, and loss
+of quality.
 
     python studies/together.py --peer-python .venv-bench/bin/python     # writes studies/results/together.json
-    python studies/together.py --quick                                  # few texts, keeps nothing: does it run
+    python studies/together.py --quick                                  # few texts, records nothing: a test run
 
 The model has the base shape (H 768, 12 layers, feed-forward 3072, 12 heads) and the function of the built-in `small`:
-there is no trained English model of that shape here, so `widen.py` makes one of `small`, with every hidden unit, head
-and column twice, and its vectors are checked to be those of `small`. Speed depends on the shape only, not on what the
-weights are. What is lost is what `small`
-loses: each copy is rounded as in `small`. Pruning is left out, since it would only undo the widening. A folder of the
-base shape given with --model is taken as it is.
+there is no trained English model of that shape here, so `widen.py` duplicates every hidden unit, head and column of
+`small`. Its vectors are checked to equal those of `small`. Speed depends on the shape only, not on the weights. The loss
+is that of `small`, since each copy is rounded as in `small`. Pruning is omitted, since it would only undo the widening.
+--model uses another folder of the base shape.
 
-sentence-transformers (torch, float32) runs in batches of 32, its default, and in batches of the size that is fastest
-for it on these texts. Both sides cut texts at the model's positions. Quality is Spearman's correlation on STS-B dev;
-the loss is relative to the value of sentence-transformers. Everyone has a process of its own, and they run one after
-the other in rounds, so that a busy moment hits all alike; the best round counts.
+sentence-transformers (torch, float32) runs with its default batch size of 32, and with the batch size that is fastest
+on these texts. Both sides truncate texts to the model's positions. Quality is Spearman's correlation on STS-B dev; the
+loss is relative to sentence-transformers. Each side has a separate process, and they run in interleaved rounds; the
+best round counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A wider model with the same function: every hidden unit, head and feed-forward column several times over (Net2Net,
-arXiv 1511.05641).
+"""A wider model with the same function: copies of every hidden unit, head and feed-forward column (Net2Net, arXiv
+1511.05641).
 
-In: an `Artifact` of H, heads and F. Out: one of `times` as much each, whose hidden states are those of the first,
-`times` over. So the sums that read them are divided by `times`, and LayerNorm's mean and variance stay. E stays, and a
-head stays as wide. Its speed is that of the shape, its vectors those of the narrow model. Left out: noise that would
-tell copies apart, for training on; and models with options beyond canonical ALBERT.
+In: an `Artifact` of H, heads and F. Out: an artifact with `times` as many of each. Its hidden states repeat those of the
+first model `times` times. So the following sums are divided by `times`, and LayerNorm's mean and variance do not change.
+E and the width of a head do not change. Its speed is that of the wide shape, its vectors are those of the narrow model.
+Not supported: noise to distinguish copies for further training, and models with options beyond canonical ALBERT.
 """
 
 from __future__ import annotations

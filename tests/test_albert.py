@@ -173,7 +173,7 @@ def test_long_texts(albert):
     ids = albert.tokenizer.encode(long, max_length=64).ids
     first = albert.embed(albert.tokenizer.decode(ids), long_texts="truncate")
     assert np.abs(first - cut).max() < 1e-5
-    with pytest.raises(AlbertkitError, match="has .* tokens and the model reads 62"):
+    with pytest.raises(AlbertkitError, match="has .* tokens, but the model supports 62"):
         albert.embed(long, long_texts="error")
     for how in ("max", "cls", "pooler"):
         assert np.isfinite(albert.embed(long, pooling=how)).all()
@@ -193,7 +193,7 @@ def test_long_texts(albert):
         (lambda a: a.embed(3), "texts is a int"),
         (lambda a: a.embed("a", pooling="mena"), "did you mean 'mean'"),
         (lambda a: a.embed("a", layer=9), "layers 0 .the embeddings. to 3"),
-        (lambda a: a.embed("a", layer=1, pooling="pooler"), "reads the last layer"),
+        (lambda a: a.embed("a", layer=1, pooling="pooler"), "uses the last layer"),
         (lambda a: a.embed("a", depth=0), "depth is 0"),
         (lambda a: a.embed("a", dim=33), "dim is 33"),
         (lambda a: a.embed("a", long_texts="cut"), "long_texts is 'cut'"),

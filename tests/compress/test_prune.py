@@ -209,11 +209,11 @@ def test_bad_requests(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "int8", bits=8)
     for source, keep, texts, message in (
-        ("m", PruneSettings(), None, "nothing is to be pruned"),
+        ("m", PruneSettings(), None, "there is nothing to prune"),
         ("m", PruneSettings(heads=9), None, "this model has 4"),
         ("m", PruneSettings(layers=4), None, "can be cut to 1 to 3"),
         ("m", PruneSettings(ffn=0.5), ["few"], "at least 10"),
-        ("int8", PruneSettings(ffn=0.5), None, "Prune the float model it came from"),
+        ("int8", PruneSettings(ffn=0.5), None, "Prune its float model"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             prune(tmp_path / source, tmp_path / "out", keep, texts)

@@ -118,9 +118,9 @@ def test_static_model_is_a_normal_artifact(table, tmp_path):
         (lambda a: a.embed("x", layer=0), "one vector per token"),
         (lambda a: a.embed("x", pooling="cls"), "has only mean"),
         (lambda a: a.fill_mask("a [MASK]"), "cannot fill masks"),
-        (lambda a: a.classify("x"), "cannot do 'classify'"),
-        (lambda a: a.tag("x"), "cannot do 'tag'"),
-        (lambda a: a.answer("x", "y"), "cannot do 'answer'"),
+        (lambda a: a.classify("x"), "classify is not available"),
+        (lambda a: a.tag("x"), "tag is not available"),
+        (lambda a: a.answer("x", "y"), "answer is not available"),
     ],
 )
 def test_static_model_rejects_what_needs_layers(table, call, message):
@@ -131,7 +131,7 @@ def test_static_model_rejects_what_needs_layers(table, call, message):
 def test_static_model_errors(table, source, tmp_path):
     for call, message in (
         (lambda: Albert(table, depth=2), "no layers"),
-        (lambda: Albert(table, device="torch"), "omit device"),
+        (lambda: Albert(table, device="torch"), "Omit device"),
         (lambda: AlbertModel.from_artifact(table), "no layers"),
         (lambda: make_static_model(table, tmp_path / "x"), "is a static model already"),
         (lambda: make_static_model(source, tmp_path / "x", dim=33), "1 to 32"),
@@ -159,7 +159,7 @@ def test_a_frozen_classifier_on_a_table(table, tmp_path):
 
 
 def test_tables_are_8_bits_and_counted_in_texts(source, table, tmp_path):
-    with pytest.raises(AlbertkitError, match="bits=4 is not available: a static table is stored in 8 bits"):
+    with pytest.raises(AlbertkitError, match="bits=4 is not available: a static model is stored in 8 bits"):
         quantize(table, tmp_path / "four", 4)
     with pytest.raises(AlbertkitError, match="token frequencies cannot be counted"):
         make_static_model(source, tmp_path / "none", texts=["", " "])

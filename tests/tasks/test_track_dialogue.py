@@ -106,11 +106,11 @@ def test_track_at_a_depth_and_leaving_early(albert):
 @pytest.mark.parametrize(
     ("turns", "why"),
     [
-        ([("a", "b", "c")], "turn 0 is .*a turn is the user's text, or a pair"),
+        ([("a", "b", "c")], "turn 0 is .*Pass the user's text, or a pair"),
         (["a", None], "turn 1 is None"),
         ([("a", 3)], "turn 0 is"),
         ([b"cat"], "turn 0 is b'cat'"),
-        (b"cat", "turns is a bytes; give the turns of a dialogue in a list"),
+        (b"cat", "turns is a bytes. Pass the turns of a dialogue in a list"),
         (3, "turns is a int"),
         (DialogueTurn("1", 0, "", "a"), "turns is a DialogueTurn"),
     ],
@@ -177,13 +177,13 @@ def test_bad_lines_are_refused_in_a_sentence(folder, given, text, why):
 @pytest.mark.parametrize("verb", ["classify", "tag", "intent"])
 def test_a_model_of_another_task_is_refused_with_its_verb(folder, verb):
     done = cli(verb, "-m", folder, "cat")
-    assert done.returncode == 2 and "made for 'dialogue' and cannot do" in done.stderr
-    assert done.stderr.endswith("; use track\n")
+    assert done.returncode == 2 and "is not available: this model was made for 'dialogue'" in done.stderr
+    assert done.stderr.endswith(". Use track.\n")
 
 
 def test_track_needs_a_model_for_dialogues(tmp_path):
     done = cli("track", "-m", model_of(tmp_path), "cat")
-    assert done.returncode == 2 and "cannot do 'dialogue'; fine-tune it first" in done.stderr
+    assert done.returncode == 2 and "Fine-tune it first" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["classify", "tag", "intent", "generate"])

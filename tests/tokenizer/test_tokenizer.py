@@ -225,7 +225,7 @@ def test_the_longer_text_is_truncated_first(tok):
             assert (made.segments.count(0) - 2, made.segments.count(1) - 1) == (x, y)
     assert tok.encode("a b c d", max_length=4).ids == [2, *tok.encode("a b", add_specials=False).ids, 3]
     for bad in (2, 0, -1, "8"):
-        with pytest.raises(AlbertkitError, match="must be at least 3"):
+        with pytest.raises(AlbertkitError, match="Pass at least 3"):
             tok.encode("a b c", max_length=bad)
 
 
@@ -234,7 +234,7 @@ def test_batch_equals_one_by_one(tok):
         tok.encode(a, b) for a, b in zip(ENGLISH, ENGLISH[::-1], strict=True)
     ]
     assert tok.encode_batch([]) == []
-    with pytest.raises(AlbertkitError, match="4 texts and 1 pairs"):
+    with pytest.raises(AlbertkitError, match="4 texts but 1 pairs"):
         tok.encode_batch(ENGLISH, ["x"])
 
 
@@ -375,8 +375,8 @@ def test_mismatches_are_errors(tok, tmp_path):
     fails("tokenizer.json, spiece.model or vocab.txt")
     spiece, vocab, whole = (tmp_path / name for name in ("spiece.model", "vocab.txt", "tokenizer.json"))
     spiece.write_bytes(SPIECE.read_bytes())
-    fails("30000 tokens and the model's vocab_size is 21128", 21128)
-    fails("30000 tokens and the model's vocab_size is 42000", 42000)
+    fails("30000 tokens, but the model's vocab_size is 21128", 21128)
+    fails("30000 tokens, but the model's vocab_size is 42000", 42000)
     assert Tokenizer.load(tmp_path, 30080).vocab_size == 30000
     small(tmp_path)
     fails("both")

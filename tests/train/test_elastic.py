@@ -322,7 +322,7 @@ def test_masked_words_at_every_depth(bench, tmp_path):
     assert losses["elastic"]["mlm_loss"] < losses["plain"]["mlm_loss"] + 0.3
     drawn = [work.draw_depth(step) for step in range(200)]
     assert set(drawn) == {None, 1} and 60 < drawn.count(1) < 140
-    with pytest.raises(AlbertkitError, match="depths go up to 9, and this shape has 2 layers"):
+    with pytest.raises(AlbertkitError, match="depth 9 is not available: this shape has 2 layers"):
         bench.work(TrainSettings(steps=1), PretrainSettings(lengths="16", depths="9"))
     with pytest.raises(AlbertkitError, match="Write whole numbers with commas"):
         PretrainSettings(depths="a,b")

@@ -538,7 +538,7 @@ def test_a_folder_that_cannot_be_written_says_so(bench, tmp_path):
     if os.getuid() == 0:
         return  # root may write anywhere
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(AlbertkitError, match="cannot be written: Permission denied; choose another folder"):
+    with pytest.raises(AlbertkitError, match="cannot be written: Permission denied. Choose another folder"):
         bench.train(tmp_path / "locked" / "run", steps=2)
 
 

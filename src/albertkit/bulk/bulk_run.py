@@ -1,9 +1,8 @@
-"""A command on many files → a folder of output files: started, resumed, completed, checked.
+"""A bulk run: starts, resumes, completes and checks a folder of output files.
 
-In: a task, input files, `BulkOptions`. Out: the folder of _manifest.json (what the output depends on:
-model hash, options, input files), _parts.npy (the table of `parts.py`) and one part-000000.parquet per part. The same
-command on the same folder does what is missing; a command that would give other output is an error. Before this file:
-`engines.py`.
+In: a task, input files, `BulkOptions`. Out: a folder with _manifest.json (everything the output depends on: model hash,
+options, input files), _parts.npy (the table of `parts.py`) and one part-000000.parquet per part. The same command on
+the same folder resumes; a command with other output is an error. Before this file: `engines.py`.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from albertkit.bulk.worker import TASKS, BulkJob, BulkOptions, PartResult, PartW
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.text_reader import TextFile
 
-MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # readers of a folder of Parquet files skip names that begin so
+MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # Parquet readers skip names that start with "_"
 Engine = Callable[[BulkJob, Iterable[WorkPart], int], Iterator[PartResult]]
-Progress = Callable[[str, int, int], object]  # the stage, how much is done, of how much
+Progress = Callable[[str, int, int], object]  # stage, done, total
 
 
 @dataclass(frozen=True)
 class BulkSummary:
-    """What a run did."""
+    """The summary of a run."""
 
     rows: int  # in the whole output
     parts: int
-    done_rows: int  # by this run; the others were there
+    done_rows: int  # by this run
     done_parts: int
-    bad_rows: int  # without a text, of this run
+    bad_rows: int  # rows without a text, in this run
     seconds: float
     rows_per_second: float
 
@@ -55,7 +54,7 @@ def bulk(
     workers: int = 1,
     progress: Progress = lambda stage, done, total: None,
 ) -> BulkSummary:
-    """Do a task (embed, classify or tag) for every row of the inputs that the output folder does not have yet."""
+    """Run a task (embed, classify or tag) for every input row that the output folder does not contain yet."""
     began = time.perf_counter()
     check_choice("task", task, TASKS)
     job = BulkJob(task, output, options, hash_model(options.model), root=str(Path.cwd()))
@@ -77,7 +76,7 @@ def bulk(
 
 
 def check_job(job: BulkJob) -> None:
-    """Raise before the work if the model cannot do it."""
+    """Raise before the run starts if the model does not support the task."""
     albert, options = PartWorker(job).albert, job.options.task_options
     if job.task == "embed":
         albert.embed_options(**{name: value for name, value in options.items() if name != "early_exit"})
@@ -109,7 +108,7 @@ class OutputFolder:
             self.lock.close()
 
     def _lock(self) -> None:
-        """Keep other runs out of a local folder; the system releases the lock when this process ends in any way."""
+        """Lock a local folder against other runs. The system releases the lock when this process ends."""
         with contextlib.suppress(ImportError):
             import fcntl
 
@@ -127,7 +126,7 @@ class OutputFolder:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AlbertkitError(
-                f"{self.job.output} cannot be used: {short_reason(error)}. Correct that or choose another folder."
+                f"{self.job.output} cannot be used: {short_reason(error)}. Fix this, or choose another folder."
             ) from None
         return table, [replace(file, column=column) for file, column in zip(self.files, columns, strict=True)]
 
@@ -147,7 +146,7 @@ class OutputFolder:
         other = [name for name in self._list() if not name.startswith(".") and name != PARTS]
         if other:
             raise AlbertkitError(
-                f"{self.job.output} contains {other[0]!r} and no {MANIFEST}. Choose a new or empty folder."
+                f"{self.job.output} contains {other[0]!r} but no {MANIFEST}. Choose a new or empty folder."
             )
         size = sum(file.size for file in self.files)
         files, table = plan_parts(self.files, self.options.part_rows, lambda done: progress("plan", done, size))
@@ -180,7 +179,7 @@ class OutputFolder:
         return [info.base_name for info in self.system.get_file_info(fs.FileSelector(self.path))]
 
     def finished_parts(self, table: np.ndarray) -> list[int]:
-        """Numbers of the parts that are complete; what killed runs left is deleted."""
+        """Numbers of the complete parts. Leftovers of killed runs are deleted."""
         names = set(self._list())
         for name in names:
             if name.startswith(".part-") and name.endswith(".part"):
@@ -203,18 +202,18 @@ class OutputFolder:
             return -1
 
     def check_complete(self, table: np.ndarray) -> None:
-        """Raise unless every part is there, and no other."""
+        """Raise unless the folder has exactly the expected parts."""
         names = {name for name in self._list() if name.startswith("part-")}
         expected = {part_name(n) for n in range(len(table))}
         if names != expected:
             raise AlbertkitError(
-                f"{self.job.output} should contain {len(expected):,} parts, and {sorted(names ^ expected)[0]} differs. "
-                "Run the same command again."
+                f"{self.job.output} should contain {len(expected):,} parts, but {sorted(names ^ expected)[0]} differs. "
+                "Rerun the command."
             )
 
 
 def check_same_job(identity: dict[str, Any], manifest: dict[str, Any], output: str) -> None:
-    """Raise if a folder was started by a command that gives other output."""
+    """Raise if a folder was started by a command with other output."""
     changed = next((name for name, value in identity.items() if manifest.get(name) != value), None)
     if changed is None:
         return
@@ -225,5 +224,5 @@ def check_same_job(identity: dict[str, Any], manifest: dict[str, Any], output: s
         name = next((name for name in [*new, *old] if old.get(name) != new.get(name)), "their order")
         difference = f"the input {name} has changed" if name in old and name in new else f"the inputs differ by {name}"
     raise AlbertkitError(
-        f"{output} was started by another command: {difference}. Repeat that command, or choose another folder."
+        f"{output} was started by another command: {difference}. Rerun that command, or choose another folder."
     )

@@ -1,8 +1,8 @@
-"""Engines: parts in several processes of this machine, or on a Ray cluster.
+"""Engines: run parts in several local processes, or on a Ray cluster.
 
-In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. A worker that was
-killed is replaced and its part done again; a part that kills worker after worker stops the run. Ray runs plain actors,
-not Ray Data, whose output files differ from run to run. Before this file: `worker.py`; after it: `bulk_run.py`.
+In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order of completion. A killed worker is replaced
+and its part is repeated; a part that kills several workers stops the run. Ray runs plain actors, not Ray Data, whose
+output files differ from run to run. Before this file: `worker.py`; after it: `bulk_run.py`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
 from albertkit.data.document_tokenizer import follow_parent
 from albertkit.errors import AlbertkitError, need
 
-MAX_ATTEMPTS = 4  # at a part
-OBJECT_STORE_BYTES = 100 << 20  # of Ray on this machine; nothing but numbers goes through it
+MAX_ATTEMPTS = 4  # per part
+OBJECT_STORE_BYTES = 100 << 20  # of a local Ray; only small results pass through it
 
 
 def check_attempts(number: int, failures: int) -> None:
-    """Stop when no worker survives a part."""
+    """Raise if too many workers were killed on a part."""
     if failures >= MAX_ATTEMPTS:
         raise AlbertkitError(
-            f"part {number} was given to {failures} workers and each was killed, perhaps because memory ran out. Run "
-            "the same command again with fewer --workers."
+            f"part {number} was tried by {failures} workers and each was killed, perhaps because memory ran out. "
+            "Rerun the command with fewer --workers."
         )
 
 
@@ -43,18 +43,18 @@ def check_attempts(number: int, failures: int) -> None:
 
 
 def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
-    """Do the parts in processes of this machine."""
+    """Run the parts in local processes."""
     todo, failures = iter(parts), Counter[int]()
     running: dict[Connection, tuple[BaseProcess, WorkPart]] = {}
 
     def assign(pipe: Connection, process: BaseProcess, part: WorkPart) -> None:
         running[pipe] = process, part
-        with contextlib.suppress(OSError):  # if it is gone, receiving detects that
+        with contextlib.suppress(OSError):  # `_receive` detects a dead worker
             pipe.send(part)
 
     def stop(pipe: Connection) -> None:
         process, _ = running.pop(pipe)
-        process.kill()  # an unfinished part is done again, or was not wanted
+        process.kill()  # an unfinished part is repeated, or no longer needed
         process.join()
         pipe.close()
 
@@ -93,7 +93,7 @@ def _start_process(job: BulkJob) -> tuple[Connection, BaseProcess]:
 
 
 def _receive(pipe: Connection) -> PartResult | None:
-    """The result of a worker; None if it is gone."""
+    """The result of a worker; None if it has died."""
     try:
         result = pipe.recv()
     except (EOFError, OSError):
@@ -107,7 +107,7 @@ def _receive(pipe: Connection) -> PartResult | None:
 
 def _work(pipe: Connection, job: BulkJob) -> None:
     """The loop of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=follow_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
     result: Any
@@ -131,9 +131,9 @@ def _work(pipe: Connection, job: BulkJob) -> None:
 
 @contextlib.contextmanager
 def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
-    """Ray: a cluster, or one that ends with this work. An existing connection is used and kept."""
+    """Connect to a Ray cluster, or start a local one for this run. An existing connection is reused."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else everything else on the machine goes before the work
+    os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise Ray lowers the priority of its workers
     ray: Any = need("ray", "ray", "--engine ray")
     if ray.is_initialized():
         yield ray
@@ -156,7 +156,7 @@ def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
 
 
 class PartActor:
-    """A `PartWorker` in a Ray process. It returns our errors, since Ray would take a raised one for a dead worker."""
+    """A `PartWorker` in a Ray process. It returns our errors, since Ray treats a raised one as a dead worker."""
 
     def __init__(self, job: BulkJob) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
@@ -164,7 +164,7 @@ class PartActor:
         self.worker: PartWorker | None = None
 
     def run(self, part: WorkPart | None) -> PartResult | AlbertkitError | None:
-        """Do one part; without one, only open the model."""
+        """Run one part; with None, only open the model."""
         try:
             self.worker = self.worker or PartWorker(self.job)
             return None if part is None else self.worker(part)
@@ -173,7 +173,7 @@ class PartActor:
 
 
 def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str | None = None) -> Iterator[PartResult]:
-    """Do the parts on Ray. An actor gets one when it is ready: those without room on the cluster delay nothing."""
+    """Run the parts on Ray. An actor gets a part when it is ready, so pending actors do not delay the run."""
     todo, has_more, threads = iter(parts), True, job.options.threads
     with connect_ray(address, workers * threads) as ray:
         # Ray restarts an actor that dies, and repeats its call.
@@ -203,7 +203,7 @@ def _part_result(ray: Any, ready: Any, part: WorkPart | None) -> PartResult | No
         if part is not None:
             check_attempts(part.number, MAX_ATTEMPTS)
         raise AlbertkitError(
-            "Ray's workers die while they open the model, perhaps because memory runs out. Use fewer --workers."
+            "Ray's workers died while they opened the model, perhaps because memory ran out. Use fewer --workers."
         ) from None
     if isinstance(result, AlbertkitError):
         raise result

@@ -1,7 +1,7 @@
 """Names → files, on a disk or in an object store, through the filesystems of pyarrow.
 
 In: paths, folders, patterns (`*`, `**`) and URLs (s3://, gs://, hdfs://, file://). Out: `TextFile`s, open input
-files, and output files that appear under their name only when they are complete. After this file: `parts.py`.
+files, and output files that are written atomically. After this file: `parts.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WILDCARD = re.compile(r"[*?\[]")
 
 
 def locate(name: str, root: str = "") -> tuple[Any, str]:
-    """(filesystem, path in it) of a path or URL; relative paths begin at `root`."""
+    """(filesystem, path in it) of a path or URL; relative paths start at `root`."""
     fs = need("pyarrow.fs", "parquet", "bulk work")
     if "://" not in name:
         return fs.LocalFileSystem(), str(Path(root or ".", name).absolute())
@@ -35,12 +35,12 @@ def locate(name: str, root: str = "") -> tuple[Any, str]:
         found: tuple[Any, str] = fs.FileSystem.from_uri(name)
     except (OSError, ValueError, NotImplementedError) as error:
         reason = short_reason(error)
-        raise AlbertkitError(f"{name} cannot be reached: {reason}. Check the address and the access.") from None
+        raise AlbertkitError(f"{name} cannot be reached: {reason}. Check the address and your permissions.") from None
     return found
 
 
 def find_inputs(names: Iterable[str], text_column: str | None = None) -> list[TextFile]:
-    """The files in the order given; those of folders and patterns sorted by name."""
+    """The files in the order of `names`; those of folders and patterns are sorted by name."""
     files = [_text_file(name, info, text_column) for given in names for name, info in _list(str(given))]
     if not files:
         raise AlbertkitError(f"no input file was found. Pass files, folders or patterns of {', '.join(FORMATS)}.")
@@ -93,7 +93,7 @@ def _compile_pattern(text: str) -> re.Pattern[str]:
 def _text_file(name: str, info: Any, text_column: str | None) -> TextFile:
     suffix = posixpath.splitext(name)[1].lower()
     if suffix in COMPRESSED:
-        raise AlbertkitError(f"{name} is compressed and cannot be read from its middle. Decompress it first.")
+        raise AlbertkitError(f"{name} is compressed, so parts of it cannot be read. Decompress it first.")
     other: TextFormat = "jsonl" if text_column is not None or suffix == ".json" else "text"
     format = FORMATS.get(suffix, other)
     column = None if format == "text" else text_column or DEFAULT_COLUMN
@@ -104,12 +104,12 @@ def _text_file(name: str, info: Any, text_column: str | None) -> TextFile:
 
 
 def open_input(file: TextFile, root: str = "") -> io.BufferedReader:
-    """The bytes of a file, if it has not changed since the work was planned."""
+    """The bytes of a file. Raises if it has changed since the run was planned."""
     system, path = locate(file.name, root)
     try:
         info = system.get_file_info(path)
         if (int(info.size or 0), int(info.mtime_ns or 0)) != (file.size, file.modified_ns):
-            raise AlbertkitError(f"{file.name} changed since the work was planned. Start again in another folder.")
+            raise AlbertkitError(f"{file.name} has changed since the run was planned. Start again in another folder.")
         return io.BufferedReader(system.open_input_file(path), 1 << 20)
     except OSError as error:
         raise _unreadable(file.name, error) from None
@@ -117,9 +117,9 @@ def open_input(file: TextFile, root: str = "") -> io.BufferedReader:
 
 @contextlib.contextmanager
 def open_output(system: FileSystem, target: str) -> Iterator[IO[bytes]]:
-    """A file to write to, which appears under its name when it is complete, and otherwise not at all.
+    """A file to write to, which gets its name when it is complete.
 
-    Its temporary name is unique, so that a process that was given up cannot write into what its successor writes.
+    Its temporary name is unique, so a stale process cannot write into the file of its successor.
     """
     folder, name = posixpath.split(target)
     part = f"{folder}/.{name}.{uuid.uuid4().hex}.part"
@@ -142,4 +142,4 @@ def short_reason(error: Exception) -> str:
 
 
 def _unreadable(name: str, error: OSError) -> AlbertkitError:
-    return AlbertkitError(f"{name} cannot be read: {short_reason(error)}. Check the name and the access.")
+    return AlbertkitError(f"{name} cannot be read: {short_reason(error)}. Check the name and your permissions.")

@@ -1,6 +1,6 @@
-"""Input files → numbered parts, and the rows of each part. Planning and working read with the same functions.
+"""Input files → numbered parts, and the rows of each part.
 
-In: `TextFile`s. Out: a table of parts that depends on the files alone, and the texts of a part with their row numbers.
+In: `TextFile`s. Out: a table of parts that depends on the files only, and the texts of a part with their row numbers.
 A row is a line of a text file (blank ones too), a line of a .jsonl file that is not blank, a record of a .csv or .tsv
 file, or a row of a Parquet file. Before this file: `object_store.py`; after it: `worker.py`.
 """
@@ -32,8 +32,8 @@ from albertkit.text_reader import (
 )
 
 PART_BYTES = 64 << 20
-PARQUET_ROWS = 4096  # read at once
-BLOCK_BYTES = 1 << 18  # of lines, read at once
+PARQUET_ROWS = 4096  # rows read at once
+BLOCK_BYTES = 1 << 18  # bytes of lines read at once
 Record = bytes | list[str]  # a line, or the cells of a csv record
 PART_TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
 
@@ -54,7 +54,7 @@ class WorkPart:
 
 
 def get_part(table: np.ndarray, files: Sequence[TextFile], number: int) -> WorkPart:
-    """The part of a number."""
+    """The part with a number."""
     file, start, stop, first, rows = (int(value) for value in table[number])
     return WorkPart(number, files[file], start, stop, first, rows)
 
@@ -62,7 +62,7 @@ def get_part(table: np.ndarray, files: Sequence[TextFile], number: int) -> WorkP
 def plan_parts(
     files: Sequence[TextFile], max_rows: int, progress: Callable[[int], object] = lambda done: None
 ) -> tuple[list[TextFile], np.ndarray]:
-    """The files, with the column of their text, and the table of parts; `progress` gets the bytes read so far."""
+    """The files with their text columns, and the table of parts; `progress` is called with the bytes read so far."""
     tables: list[np.ndarray] = []
     planned, done = [], 0
     for number, given in enumerate(files):
@@ -101,7 +101,7 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
     if file.format not in ("csv", "tsv"):
         return file, 0
     column = str(file.column)
-    if column.isdigit() and int(column) > 0:  # a number means that there is no header
+    if column.isdigit() and int(column) > 0:  # a number: the file has no header
         return replace(file, column=int(column) - 1), 0
     if not file.size:
         return replace(file, column=0), 0
@@ -116,13 +116,13 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
 
 
 def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Iterator[tuple[int, str | BadRow]]:
-    """Row numbers and texts; where there is no text, why."""
+    """Row numbers and texts, or a `BadRow` with the reason."""
     found = _parquet_texts(part, root) if part.file.format == "parquet" else _texts(part, root)
     for number, text in enumerate(found, part.first):
         if isinstance(text, str):
             if len(text) > TEXT_LIMIT and not any_length:
                 text = BadRow(
-                    f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read (--long-texts truncate cuts)"
+                    f"has {len(text):,} characters, more than {TEXT_LIMIT:,} (--long-texts truncate truncates it)"
                 )
         elif not isinstance(text, BadRow):
             text = BadRow("contains no text" if text is None else f"contains a {type(text).__name__}, not a text")
@@ -159,7 +159,7 @@ def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes,
 
 
 def _line_texts(part: WorkPart, stream: BufferedReader) -> Iterator[object]:
-    """The texts of a text file, many lines at a time, since most blocks are valid."""
+    """The texts of a text file, decoded in blocks for speed."""
     at = part.start
     while at < part.stop:
         stream.seek(at)
@@ -199,7 +199,7 @@ def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator
 
 
 def _parse_record(file: TextFile, record: Record) -> object:
-    """The text of a record, or why there is none."""
+    """The text of a record, or a `BadRow` with the reason."""
     try:
         if isinstance(record, bytes):
             line = decode(record).removesuffix("\n").removesuffix("\r")
@@ -210,7 +210,7 @@ def _parse_record(file: TextFile, record: Record) -> object:
             record = line.split("\t")
         column = int(file.column or 0)
         if column >= len(record):
-            raise BadRow(f"has {len(record)} columns, and the text is in column {column + 1}")
+            raise BadRow(f"has {len(record)} columns, but the text is in column {column + 1}")
         return _check_utf8(record[column])
     except BadRow as bad:
         return bad
@@ -228,7 +228,7 @@ def _check_utf8(text: object) -> object:
 
 @contextmanager
 def _open_parquet_input(file: TextFile, root: str = "") -> Iterator[Any]:
-    open_input(file, root).close()  # which checks that it is the same
+    open_input(file, root).close()  # raises if the file has changed
     system, path = locate(file.name, root)
     with system.open_input_file(path) as raw, open_parquet(file.name, raw, [str(file.column)]) as parquet:
         yield parquet

@@ -1,8 +1,8 @@
-"""One part → one output file: what every engine runs in its workers. No torch.
+"""The worker of every engine: one part → one output file. No torch.
 
 In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` in the output folder, one row per row of the
-input: source (the file), row (its number), and vector (embed), label and probability (classify) or spans (tag). Doing a
-part twice gives the same file. Before this file: `parts.py`; after it: `engines.py`.
+input: source (the file), row (its number), and vector (embed), label and probability (classify) or spans (tag). The
+same part always gives the same file. Before this file: `parts.py`; after it: `engines.py`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from albertkit.file_io import digest
 from albertkit.text_reader import BadRow
 from albertkit.vector_writer import ParquetTables
 
-GROUP_ROWS = 16_384  # written at once
+GROUP_ROWS = 16_384  # rows written at once
 TASKS = ("embed", "classify", "tag")
 
 
 @dataclass(frozen=True)
 class BulkOptions:
-    """How bulk work reads, computes and writes."""
+    """Options of bulk processing."""
 
     model: str | None = None
     """Folder or name of the model, by default the built-in English one."""
@@ -43,24 +43,24 @@ class BulkOptions:
     text_column: str | None = None
     """Field or column of the text; a number (from 1) for a csv or tsv file without header."""
     part_rows: int = 50_000
-    """Most rows of an output file."""
+    """Maximum rows of an output file."""
     skip_bad: bool = False
-    """Give rows without a text no result, instead of stopping."""
+    """Write an empty result for rows without a text, instead of stopping."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.part_rows <= 10_000_000:
-            raise AlbertkitError(f"part_rows is {self.part_rows}; choose 1 to 10,000,000")
+            raise AlbertkitError(f"part_rows={self.part_rows} is out of range. Pass 1 to 10,000,000.")
 
 
 @dataclass(frozen=True)
 class BulkJob:
-    """What workers do."""
+    """The job of all workers."""
 
     task: str  # embed, classify or tag
     output: str
     options: BulkOptions
     model_hash: str
-    root: str = ""  # where relative paths begin
+    root: str = ""  # start of relative paths
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def part_name(number: int) -> str:
 
 
 def hash_model(model: str | None) -> str:
-    """One hash of all files of a model, so that another tokenizer or label makes another model."""
+    """One hash of all files of a model, so that a change of tokenizer or labels is detected."""
     folder = model_folder(model)
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".md") if folder.is_dir() else [folder]
     try:
@@ -88,7 +88,7 @@ def hash_model(model: str | None) -> str:
 
 
 class PartWorker:
-    """A model, opened once, that does parts one after the other."""
+    """A model, opened once, that runs parts one after the other."""
 
     def __init__(self, job: BulkJob) -> None:
         self.task, self.options, self.root = job.task, job.options, job.root
@@ -100,19 +100,19 @@ class PartWorker:
         self.system, self.folder = locate(job.output, job.root)
 
     def __call__(self, part: WorkPart) -> PartResult:
-        """Do one part."""
+        """Run one part."""
         target = f"{self.folder}/{part_name(part.number)}"
         try:
             with open_output(self.system, target) as file:
                 rows, bad_rows = self._write(file, part)
                 if rows != part.rows:
                     raise AlbertkitError(
-                        f"{part.file.name} has {rows} rows where {part.rows} were planned. Copy it again."
+                        f"{part.file.name} has {rows} rows, but {part.rows} were planned. Copy it again."
                     )
         except OSError as error:
             raise AlbertkitError(
-                f"writing {target} failed: {error.strerror or error}. Correct that and run the same command again, "
-                "which keeps the finished parts."
+                f"writing {target} failed: {error.strerror or error}. Fix this, then rerun the command to resume "
+                "after the finished parts."
             ) from None
         return PartResult(rows, bad_rows)
 
@@ -145,7 +145,7 @@ class PartWorker:
                 )
 
     def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
-        """The results of the rows, in order; None where there was no text. Reads no further than the model does."""
+        """The results of the rows, in order; None for a row without a text. Rows are read lazily."""
         rows, ahead = tee(given)
         results = self._compute(text for text in ahead if text is not None)
         yield from (None if text is None else next(results) for text in rows)

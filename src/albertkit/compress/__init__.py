@@ -1,1 +1,1 @@
-"""What makes a model smaller or tells how large it is."""
+"""Compression of models (quantization, pruning, static models) and planning by cost."""

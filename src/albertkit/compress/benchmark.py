@@ -1,8 +1,8 @@
-"""Measurements for the planner: how fast this machine computes the layers of a shape, and what a model really costs.
+"""Measurements for the planner: the speed of this machine for the layers of a shape, and the real cost of a model.
 
-In: shapes, a length and threads, or a model folder. Out: `Machine`, which predicts latencies, and the measured latency
-and memory of a folder, in a process of its own. Each distinct layer is timed with random weights at its own size,
-because the speed of a product depends on it; where layers alternate (groups, windows), a whole period is timed.
+In: shapes, a length and threads, or a model folder. Out: `Machine`, which predicts latencies, and the latency and
+memory of a folder, measured in a separate process. Each distinct layer is timed with random weights at its real size,
+because the speed of a matrix product depends on it. Where layers alternate (groups, windows), a whole period is timed.
 After this file: `planner.py`.
 """
 
@@ -35,15 +35,17 @@ from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import Shapes, encoder_shapes
 
-SECONDS = 0.2  # for one measurement of a layer, at least
-STRETCH = 0.02  # seconds of calls that are timed together
-CANDIDATE_SECONDS = 0.5  # for the latency of a model
-ROUNDS = 2  # how often everything is measured, some seconds apart; the faster round counts
+SECONDS = 0.2  # minimum time of one measurement of a layer
+STRETCH = 0.02  # seconds of calls timed together
+CANDIDATE_SECONDS = 0.5  # time to measure the latency of a model
+ROUNDS = 2  # measurement rounds, some seconds apart; the faster one counts
 VOCABULARY = 1000  # size of the word table in measured shapes
-SPREAD = 0.02  # of random weights; larger ones make attention so sharp that it computes with slow denormal numbers
+SPREAD = (
+    0.02  # standard deviation of random weights; larger ones make attention so sharp that slow denormal numbers occur
+)
 CHILD = "from albertkit.compress.benchmark import measure_in_child; measure_in_child()"
 
-TimedShape = tuple[AlbertConfig, int]  # what `timed_shape` keeps of a shape, and the bits of its weights
+TimedShape = tuple[AlbertConfig, int]  # the result of `timed_shape`, and the bits of the weights
 
 
 # The machine -----------------------------------------------------------------------------------------------------
@@ -52,8 +54,8 @@ TimedShape = tuple[AlbertConfig, int]  # what `timed_shape` keeps of a shape, an
 def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least: int = 7) -> float:
     """Seconds of a call: the first quartile of the means over stretches of calls.
 
-    Other processes interrupt a program for milliseconds. Most short calls escape that, and no long one does, so
-    single calls of a layer and of a model would not be comparable; stretches are.
+    Other processes interrupt a program for milliseconds. This affects few short calls but all long ones, so single
+    calls of a layer and of a model are not comparable. Stretches of equal duration are.
     """
     call()
     times: list[float] = []
@@ -81,7 +83,7 @@ class Machine:
     length: int
     layer_seconds: Mapping[TimedShape, float] = field(repr=False)
     text_seconds: Mapping[TimedShape, float] = field(repr=False)
-    """What a text costs besides its layers: padding, embedding, mean."""
+    """The cost of a text besides its layers: padding, embedding, mean."""
     static_seconds: float
     """The same without an embedding."""
 
@@ -106,10 +108,9 @@ def measure_machine(
     progress: Progress = lambda _: None,
     rounds: int = ROUNDS,
 ) -> Machine:
-    """Measure the machine for some shapes, with weights of so many bits.
+    """Measure the machine for some shapes and numbers of bits.
 
-    Of several rounds the faster one counts, for each layer by itself: other processes only slow things down, and a
-    slow moment of the machine does not hit the same layer twice.
+    For each layer, the faster of several rounds counts, since other processes can only slow it down.
     """
     threads = cores() if threads is None else threads
     shapes = list(dict.fromkeys((timed_shape(config), kind) for kind in bits for config in configs))
@@ -126,7 +127,7 @@ def measure_machine(
 
 
 def _layer_seconds(config: AlbertConfig, bits: int, length: int, threads: int) -> tuple[float, float]:
-    """Seconds of a layer, and of what a text costs besides its layers."""
+    """Seconds of a layer, and of a text besides its layers."""
     engine = Engine(config, random_weights(encoder_shapes(config, pooler=False), bits), threads)
     states, lengths = engine.run(_one_text(length), 0), np.array([length], np.int32)
     depth = config.num_hidden_layers
@@ -154,9 +155,11 @@ def _mean(batch: TokenBatch, states: np.ndarray) -> float:
 
 
 def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
-    """Random weights, which cost as much time as trained ones."""
+    """Random weights, which take the same time as trained ones."""
     rng = np.random.default_rng(0)
-    noise = SPREAD * rng.standard_normal(1_000_003, np.float32)  # drawn once: large models would take seconds
+    noise = SPREAD * rng.standard_normal(
+        1_000_003, np.float32
+    )  # drawn once, since drawing all weights of a large model takes seconds
     weights: graphs.Weights = {}
     for name, shape in shapes.items():
         weight = np.resize(noise[rng.integers(len(noise) // 2) :], shape)
@@ -177,7 +180,7 @@ def random_model(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
     return Artifact(config, weights, tokenizer, ArtifactMetadata(task="embed"))
 
 
-# In a process of its own -----------------------------------------------------------------------------------------
+# In a separate process -------------------------------------------------------------------------------------------
 
 
 def tokenizer_memory(tokenizer: Tokenizer) -> float:
@@ -189,21 +192,21 @@ def tokenizer_memory(tokenizer: Tokenizer) -> float:
 
 
 def measure_folder(folder: Path | None, length: int, threads: int) -> dict[str, float]:
-    """Latency and memory of the model in a folder, in a new process; without a folder, of a process without a model.
+    """Latency and memory of the model in a folder, in a new process. Without a folder, no model is loaded.
 
-    latency: seconds for one text; memory: most bytes that the model added; process: most bytes of the process.
+    latency: seconds for one text; memory: peak bytes added by the model; process: peak bytes of the process.
     """
     request = json.dumps({"folder": None if folder is None else str(folder), "length": length, "threads": threads})
     done = subprocess.run([sys.executable, "-c", CHILD], input=request, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-        raise AlbertkitError(f"measuring {folder} in a process of its own failed: {reason[:200]}")
+        raise AlbertkitError(f"measuring {folder} in a separate process failed: {reason[:200]}")
     cost: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return cost
 
 
 def measure_in_child() -> None:
-    """The work of the new process: read a request from stdin, write the measurement to stdout."""
+    """The main function of the new process: read a request from stdin, write the measurement to stdout."""
     import onnxruntime  # noqa: F401  every model needs it, so it is loaded before memory is counted
 
     request = json.load(sys.stdin)
@@ -225,7 +228,7 @@ def measure_in_child() -> None:
 
 
 def resident_bytes(name: str) -> float:
-    """Bytes of this process in memory now (VmRSS) or at most (VmHWM)."""
+    """Bytes of this process in memory: current (VmRSS) or peak (VmHWM)."""
     status = Path("/proc/self/status")
     if status.is_file():
         line = next((row for row in status.read_text().splitlines() if row.startswith(f"{name}:")), "0 0")

@@ -1,7 +1,7 @@
-"""What a shape costs before it is built, and the smaller variants of it.
+"""The cost of a shape, computed without building it, and the smaller variants of a shape.
 
 In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `PlanCandidate`s. Counts come from the tables in
-`weights.py`. Nothing is measured here: `benchmark.py` does that, and `planner.py` combines both. No torch.
+`weights.py`. `benchmark.py` has the measurements, and `planner.py` combines both. No torch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from albertkit.weights import Shapes, embedding_shapes, encoder_shapes, head_sha
 BLOCK = 32  # weights that share one scale at 4 bits
 FORMATS = {32: "float32", 8: "int8", 4: "4-bit"}
 DEPTH_SHARES = (1.0, 0.75, 0.5, 1 / 3, 0.25)
-PRUNING_SHARES = ((1.0, 1.0), (1.0, 0.5), (2 / 3, 0.5), (0.5, 0.25))  # of heads and of feed-forward columns
+PRUNING_SHARES = ((1.0, 1.0), (1.0, 0.5), (2 / 3, 0.5), (0.5, 0.25))  # shares of heads and of feed-forward columns
 ROUNDING_LOSS = {32: 0.0, 8: 0.1, 4: 0.8}  # estimated, in the unit of `PlanCandidate.loss`
-SESSION_BYTES = 10e6  # that onnxruntime takes for itself
-STATIC_DIM, STATIC_LENGTH = 256, 8192  # numbers of a static vector; tokens that are averaged at once
-MULTIPLE = 16  # a share of many columns is rounded to a multiple of it, which processors compute just as fast
+SESSION_BYTES = 10e6  # overhead of onnxruntime
+STATIC_DIM, STATIC_LENGTH = 256, 8192  # width of a static vector; tokens averaged at once
+MULTIPLE = 16  # a share of many columns is rounded to a multiple of this, for speed
 
-Amount = int | float  # how many to keep, or as a float above 0 and up to 1 which share
+Amount = int | float  # a number to keep, or a share as a float above 0 and up to 1
 
 
 @dataclass(frozen=True)
 class ShapeCost:
-    """What a shape costs."""
+    """The cost of a shape: parameters, operations, bytes."""
 
     parameters: dict[str, int]
     """By part; `total` is the encoder with its pooler, without heads."""
@@ -45,7 +45,7 @@ class ShapeCost:
 
 
 def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> ShapeCost:
-    """Compute what a shape costs for `batch` texts of `length` tokens.
+    """The cost of a shape for `batch` texts of `length` tokens.
 
     >>> from albertkit import preset, shape_cost
     >>> shape_cost(preset("base")).parameters["total"]
@@ -53,11 +53,11 @@ def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> Shap
     """
     if not 1 <= length <= config.max_position_embeddings:
         raise AlbertkitError(
-            f"length={length} is not available: this shape reads 1 to {config.max_position_embeddings} tokens. "
+            f"length={length} is not available: this shape supports 1 to {config.max_position_embeddings} tokens. "
             "Pass a length in this range."
         )
     if not 1 <= batch <= 1_000_000:
-        raise AlbertkitError(f"batch={batch} is out of range: 1 to 1,000,000 texts. Pass a number in this range.")
+        raise AlbertkitError(f"batch={batch} is out of range. Pass 1 to 1,000,000.")
     return ShapeCost(
         parameters=parameter_counts(config),
         unshared=unshared_parameters(config),
@@ -105,10 +105,10 @@ def unshared_parameters(config: AlbertConfig) -> int:
 def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     """A matrix of r×c costs 2·r·c per token; attention over S tokens costs 4·S·A per token and layer.
 
-    With options: queries and contexts are heads · d_a wide at low rank, because its matrices are multiplied into
-    their neighbours once for all tokens; keys and values are one head wide where heads share them. With a window, in
-    texts longer than three of them, S is 3 · window + 1, one for each key of a block, and one more for the row of the
-    first token. θ costs one addition per score, a GRU 12·H² per token.
+    With options: at low rank, queries and contexts have width heads · d_a, because the low-rank matrices are multiplied
+    into their neighbours once. Shared keys and values have the width of one head. With a window and texts longer than
+    three windows, S is 3 · window + 1 for the keys of a block, and one more for the row of the first token. θ costs one
+    addition per score, a GRU 12·H² per token.
     """
     h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
     if config.options.static:
@@ -153,11 +153,11 @@ def weight_bytes(shapes: Shapes) -> dict[str, int]:
 def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
     """Bytes of activations, float32, besides the weights.
 
-    Inference holds the widest moment of one layer: input and sum, with either queries, keys, values and context (4·A,
-    the width of all heads) or the feed-forward width twice. Training keeps, for each use of a layer and each token,
-    what the backward pass reads: its input, Q, K and V, the context, the inputs of both norms, the output of the
-    first norm (8·H), the feed-forward before and after the activation (2·F), one number per head and four for the
-    norms. With one checkpoint per use it keeps the inputs alone, and one layer while it recomputes.
+    Inference needs the peak of one layer: input and sum, with either queries, keys, values and context (4·A, the width
+    of all heads) or the feed-forward width twice. Training stores, for each use of a layer and each token, the tensors
+    of the backward pass: its input, Q, K and V, the context, the inputs of both norms, the output of the first norm
+    (8·H), the feed-forward before and after the activation (2·F), one number per head and four for the norms. With one
+    checkpoint per use it stores the inputs only, and one layer while it recomputes.
     """
     h, f = config.hidden_size, config.intermediate_size
     a = config.score_size * (config.num_attention_heads + config.key_heads) / 2  # queries and context, keys and values
@@ -188,13 +188,13 @@ class PlanCandidate:
     """As it would be stored."""
     bits: int
     full: AlbertConfig
-    """The shape it is a variant of."""
+    """The name of the full shape."""
     loss: float
-    """A rough estimate of the quality that is lost, for ranking; about one for half of the operations."""
+    """A rough estimate of the loss of quality, for ranking; about 1 for half of the operations."""
 
     @property
     def is_static(self) -> bool:
-        """Whether it is a table of vectors without layers."""
+        """Whether it is a static model, without layers."""
         return self.config.options.static
 
     @property
@@ -216,7 +216,7 @@ class PlanCandidate:
         return weight_bytes(encoder_shapes(self.config))[FORMATS[self.bits]]
 
     def memory(self, length: int, tokenizer: float) -> float:
-        """Bytes it adds to a process: onnxruntime copies each weight, and the matrices of layers once more."""
+        """Bytes it adds to a process. onnxruntime copies each weight, and the matrices of layers twice."""
         kind = "float32" if self.bits == 32 else "int8"
         weights = weight_bytes(encoder_shapes(self.config))[kind]
         if self.is_static:
@@ -228,7 +228,7 @@ class PlanCandidate:
 
 
 def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
-    """For a shape without weights: it and the presets that cost less, at every depth and in all formats."""
+    """For a shape without weights: the shape and all cheaper presets, at every depth and in all formats."""
     shapes = {name: config} | {other: preset(other) for other in PRESETS if other != name and not other.endswith("-zh")}
     found = []
     for other, shape in shapes.items():
@@ -243,10 +243,10 @@ def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
 def model_candidates(
     name: str, config: AlbertConfig, quality: Mapping[int, float] | None = None, static: bool = True
 ) -> list[PlanCandidate]:
-    """For a model with weights: its depths, prunings and formats, and the static table made from it.
+    """For a model with weights: its depths, prunings and formats, and its static model.
 
-    quality: by depth, how well the output agrees with that of all layers; models that were not trained for a depth
-    are poor there. static: False for a model with a task, for which a table is no substitute.
+    quality: by depth, the agreement of the output with that of all layers, which is low at untrained depths.
+    static: False for a model with a task, which a static model cannot replace.
     """
     found = []
     for depth in DEPTH_SHARES:
@@ -283,25 +283,25 @@ def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConf
 
 
 def depths_below(layers: int) -> list[int]:
-    """The depths that are considered for a model, the full one last."""
+    """The candidate depths of a model, the full depth last."""
     return sorted({max(1, round(layers * share)) for share in DEPTH_SHARES} | {layers})
 
 
 def resolve_count(amount: Amount | None, total: int, what: str) -> int:
-    """How many of `total` heads or columns remain."""
+    """The number of heads or columns to keep, out of `total`."""
     if amount is None:
         return total
     number = amount
     if isinstance(amount, float):
         if not 0 < amount <= 1:
             raise AlbertkitError(
-                f"{what}={amount} is no share: a share is above 0 and at most 1. Pass one, or a whole number."
+                f"{what}={amount} is not a share: a share is above 0 and at most 1. Pass a share, or a whole number."
             )
         number = max(1, round(total * amount))
         if total >= 8 * MULTIPLE:
             number = min(total, max(MULTIPLE, round(number / MULTIPLE) * MULTIPLE))
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= total:
-        raise AlbertkitError(f"{what}={amount} is out of range: this model has {total}. Keep 1 to {total}, or a share.")
+        raise AlbertkitError(f"{what}={amount} is out of range: this model has {total}. Pass 1 to {total}, or a share.")
     return number
 
 
@@ -310,7 +310,7 @@ def _work(config: AlbertConfig) -> float:
 
 
 def pruned_config(config: AlbertConfig, heads: Amount | None, ffn: Amount | None) -> AlbertConfig:
-    """A shape with so many of its heads and feed-forward columns."""
+    """A shape with fewer heads and feed-forward columns."""
     options, kept = config.options, resolve_count(heads, config.num_attention_heads, "heads")
     if kept != config.num_attention_heads:
         options = replace(options, head_size=config.head_size)

@@ -1,8 +1,8 @@
-"""What fits a machine: the public `plan`, from limits to measured proposals.
+"""The planner: the public `plan`, from limits on latency and memory to measured proposals.
 
 In: the name of a preset, a config file or a model folder, and a `PlanRequest`. Out: `PlanResult`, with the commands
-that make each proposal. Before this file: `cost.py` lists and estimates candidates, `benchmark.py` measures. Rough
-estimates of quality (`PlanCandidate.loss`) only choose what is built; the numbers that are shown were measured.
+that build each proposal. Before this file: `cost.py` lists and estimates candidates, `benchmark.py` measures. Rough
+estimates of quality (`PlanCandidate.loss`) only select the candidates to build; all reported numbers are measured.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class PlanRequest:
     """
 
     latency: float | None = None
-    """Most seconds for one text."""
+    """Maximum seconds for one text."""
     memory: float | None = None
-    """Most bytes that the model adds to a process, tokenizer included."""
+    """Maximum bytes that the model adds to a process, including the tokenizer."""
     length: int | None = None
-    """Tokens of a text. Default: the median of `texts`; without texts 128, or as many as the shape reads."""
+    """Tokens per text. Default: the median of `texts`; without texts, 128 or the maximum of the shape."""
     texts: Sequence[str] | None = None
-    """Texts like those the model will read."""
+    """Texts similar to those in use."""
     examples: Sequence[Any] | None = None
     """Labelled examples of the task of a fine-tuned model (`tasks.readers`)."""
     count: int = 6
-    """How many proposals to measure."""
+    """The number of proposals to measure."""
     threads: int | None = None
 
     def allows(self, latency: float, memory: float) -> bool:
@@ -63,16 +63,16 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a candidate was measured to cost."""
+    """The measured cost of a candidate."""
 
     latency: float
     memory: float
-    """Most bytes that it added to the process."""
+    """Peak bytes that it added to the process."""
     process: float
-    """Most bytes of the whole process."""
+    """Peak bytes of the whole process."""
     quality: float | None = None
     loss: float | None = None
-    """How far the quality is below that of the full model."""
+    """The loss of quality compared with the full model."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class Proposal:
     latency: float
     memory: float
     fits: bool
-    """Whether it is within the limits: as predicted, and once it is measured, as measured."""
+    """Whether it is within the limits: as measured, or as predicted if it was not measured."""
     measured: Measurement | None = None
     commands: tuple[str, ...] = ()
-    """Commands that make it."""
+    """Commands that build it."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class PlanResult:
 
     proposals: list[Proposal]
     best: list[Proposal]
-    """Those that no other one beats in latency, memory and quality at once."""
+    """The Pareto front of latency, memory and quality."""
     machine: Machine
     request: PlanRequest
     process: float
     """Bytes of a process before it opens a model."""
     metric: str
-    """What quality means: `score` or `cosine`; empty where none was measured."""
+    """The measure of quality: `score` or `cosine`; empty if none was measured."""
 
     def as_dict(self) -> dict[str, Any]:
         """The result for JSON."""
@@ -129,7 +129,7 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model with weights, and what its variants are fitted to and compared on."""
+    """A model with weights, and the texts to fit and compare its variants on."""
 
     artifact: Artifact
     ids: list[list[int]]
@@ -189,12 +189,12 @@ def config_of(shape: str) -> AlbertConfig:
     """The shape in a .json file, or of a preset."""
     if Path(shape).suffix == ".json":
         if not Path(shape).is_file():
-            raise AlbertkitError(f"{shape} does not exist. Name a config file, a model folder or a preset.")
+            raise AlbertkitError(f"{shape} does not exist. Pass a config file, a model folder or a preset.")
         return AlbertConfig.from_dict(read_json(Path(shape)))
     try:
         return preset(shape)
     except AlbertkitError as error:
-        raise AlbertkitError(f"{error}; or name a model folder or a .json file") from None
+        raise AlbertkitError(f"{error}, or pass a model folder or a .json file") from None
 
 
 def is_model(shape: str) -> bool:
@@ -211,13 +211,11 @@ def _folder_name(shape: str) -> str:
 def _check_request(shape: str, artifact: Artifact | None, request: PlanRequest) -> None:
     if request.examples is not None and (artifact is None or artifact.metadata.task not in TASKS):
         raise AlbertkitError(
-            f"{shape} is not a fine-tuned model, so examples cannot be scored. Name the folder of one, or omit them."
+            f"{shape} is not a fine-tuned model, so examples cannot be scored. Pass a fine-tuned model, or omit them."
         )
     if artifact is not None and artifact.config.options.static:
-        raise AlbertkitError(
-            f"{shape} is a static model: no smaller variant exists. Plan for the model it was made from."
-        )
-    split_texts(request.texts)  # an error if they are too few
+        raise AlbertkitError(f"{shape} is a static model: no smaller variant exists. Plan for its source model.")
+    split_texts(request.texts)  # raises if they are too few
 
 
 def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
@@ -229,7 +227,7 @@ def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenize
     length = min(128, most) if request.length is None else request.length
     if not 1 <= length <= most:
         raise AlbertkitError(
-            f"length={length} is not available: this shape reads 1 to {most} tokens. Pass one of these."
+            f"length={length} is not available: this shape supports 1 to {most} tokens. Pass a length in this range."
         )
     return length
 
@@ -246,10 +244,10 @@ def _planned_model(shape: str, artifact: Artifact, request: PlanRequest, progres
 
 
 def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
-    """By depth, how well the output agrees with that of all layers.
+    """By depth, the agreement of the output with that of all layers.
 
-    With labelled examples, 1 minus the loss of the task's score, which an elastic model keeps where its vectors
-    differ; without, the mean cosine of the vectors.
+    With labelled examples, 1 minus the loss of the task's score: an elastic model may keep its score although its
+    vectors differ. Without examples, the mean cosine of the vectors.
     """
     config, full = model.artifact.config, model.artifact.config.num_hidden_layers
     depths = depths_below(full)
@@ -266,7 +264,7 @@ def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
 def propose(
     candidates: Sequence[PlanCandidate], machine: Machine, request: PlanRequest, tokenizer: float
 ) -> list[Proposal]:
-    """The candidates that are likely best within the limits; if none fits, the nearest ones.
+    """The likely best candidates within the limits; if none fits, the nearest ones.
 
     tokenizer: bytes that the tokenizer adds to a process.
     """
@@ -275,7 +273,7 @@ def propose(
         seconds, memory = machine.latency(candidate.config, candidate.bits), candidate.memory(machine.length, tokenizer)
         found.append(Proposal(candidate, seconds, memory, request.allows(seconds, memory)))
 
-    def excess(proposal: Proposal) -> float:  # by how many times the limits are exceeded, in the worse of the two
+    def excess(proposal: Proposal) -> float:  # the larger ratio of cost to limit
         return max(proposal.latency / (request.latency or math.inf), proposal.memory / (request.memory or math.inf))
 
     def costs(proposal: Proposal) -> tuple[float, ...]:
@@ -285,11 +283,11 @@ def propose(
     if not fitting:
         return sorted(found, key=excess)[:3]
     chosen: list[Proposal] = []
-    for proposal in fitting:  # what costs more than a better one in every way is not measured
+    for proposal in fitting:  # dominated candidates are not measured
         if not any(_is_no_worse(costs(better), costs(proposal)) for better in chosen):
             chosen.append(proposal)
     tables = [proposal for proposal in chosen[request.count :] if proposal.candidate.is_static]
-    return [*chosen[: request.count - len(tables)], *tables]  # a table is so different that it is always shown
+    return [*chosen[: request.count - len(tables)], *tables]  # a static model is always shown, since it differs most
 
 
 def measure_candidates(
@@ -299,7 +297,7 @@ def measure_candidates(
     machine: Machine,
     progress: Progress = lambda _: None,
 ) -> list[Measurement]:
-    """Build and measure each candidate; without a model, with random weights. Length and threads are the machine's."""
+    """Build and measure each candidate, with random weights if there is no model. `machine` has length and threads."""
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         full_score = 1.0
@@ -310,7 +308,7 @@ def measure_candidates(
             folder = Path(scratch) / str(number)
             build_candidate(candidate, model, tokenizer, folder)
             measurement = Measurement(**measure_folder(folder, machine.length, machine.threads))
-            if model is not None and not candidate.is_static:  # vectors of a table are others
+            if model is not None and not candidate.is_static:  # vectors of a static model are not comparable
                 if model.check is not None:
                     quality = model.check.score(folder).value
                 else:
@@ -334,7 +332,7 @@ def build_candidate(candidate: PlanCandidate, model: PlannedModel | None, tokeni
 
 
 def pareto_front(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Those that no other one beats in measured latency, memory and quality at once."""
+    """The proposals that no other one beats in measured latency, memory and quality at once."""
 
     def costs(proposal: Proposal) -> tuple[float, ...]:
         measured = proposal.measured
@@ -358,7 +356,7 @@ def _is_no_worse(costs: Iterable[float], other: Iterable[float]) -> bool:
 
 
 def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None) -> tuple[str, ...]:
-    """The commands that make a candidate from a model."""
+    """The commands that build a candidate from a model."""
     if model is None:
         return ()
     source = shlex.quote(source)

@@ -1,9 +1,9 @@
 """Models with fewer heads, feed-forward columns, layers or tokens: the public `prune`. No torch.
 
 In: any ALBERT checkpoint or artifact, and what to keep. Out: an artifact with smaller matrices, and a `PruneResult`.
-The importance of a head or column is how much its contribution varies over all tokens and all uses of the shared
-layer; the matrix that reads the rest is fitted by least squares to the output of the full layer (Optimal Brain
-Surgeon, Hassibi & Stork 1993). `train/recover.py` recovers more by training.
+The importance of a head or column is the variance of its contribution over all tokens and all uses of the shared
+layer. The following matrix is fitted again by least squares to the output of the full layer (Optimal Brain Surgeon,
+Hassibi & Stork 1993). `train/recover.py` recovers more by training.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from albertkit.tokenizer.normalizer import SPACE
 from albertkit.tokenizer.vocabulary import SPECIALS, is_digit_comma, select_spiece_tokens
 
 RIDGE = 0.001  # regularization of the fit, as a share of the mean second moment
-ALPHABETS_END = 0x2E80  # from here on there are thousands of characters, most of which a text does not use
-CJK = ("CJK UNIFIED IDEOGRAPH", "CJK COMPATIBILITY IDEOGRAPH")  # each is a word, so "##" never stands before it
+ALPHABETS_END = 0x2E80  # scripts above have thousands of characters, most of which a text does not use
+CJK = ("CJK UNIFIED IDEOGRAPH", "CJK COMPATIBILITY IDEOGRAPH")  # each is a word and never has "##"
 MAX_TOKEN_CHARACTERS = 64
 
 
@@ -51,14 +51,14 @@ class PruneSettings:
     """
 
     heads: Amount | None = None
-    """A number, or as a float the share."""
+    """A number, or a share as a float."""
     ffn: Amount | None = None
     layers: int | None = None
     """The first layers."""
     vocabulary: Sequence[str] | None = None
     """Texts whose tokens are kept."""
     fit: bool = True
-    """Whether the rest is fitted again to the output of the full layer."""
+    """Whether the remaining weights are fitted again to the output of the full layer."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class PruneResult:
     """Agreement of mean-pooled vectors with those of the full model."""
     cosine_least: float
     texts: int
-    """How many texts were compared."""
+    """The number of compared texts."""
     text_kind: str = "texts"
-    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.synthetic_kind`)."""
+    """The kind of these texts: the `texts` argument, or synthetic ones (`activation_moments.synthetic_kind`)."""
 
 
 def prune(
@@ -99,9 +99,9 @@ def prune(
 ) -> PruneResult:
     """Prune a model and write it.
 
-    texts: some hundred like those the model will read; one in ten is only compared. Without them, the model writes
-    its own.
-    recovery: trains the pruned model: gets the full and the pruned one (`train/recover.py`).
+    texts: a few hundred texts similar to those in use; one in ten is held out to compare. Without texts, the model
+    generates them.
+    recovery: trains the pruned model; called with the full and the pruned model (`train/recover.py`).
 
     >>> from albertkit import PruneSettings, prune
     >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
@@ -111,7 +111,7 @@ def prune(
     _check_request(before, settings, source)
     shallow = truncate_layers(before, settings.layers)
     if settings.layers is not None and recovery is None and before.metadata.task == "embed":
-        check_trained_depth(before.config, before.metadata, settings.layers, ", or train what is left (--train)")
+        check_trained_depth(before.config, before.metadata, settings.layers, ", or train the pruned model (--train)")
     fitted, held_out = split_texts(texts)
     sample, text_kind = _comparison_texts(before, settings, held_out)
     if sample is None:
@@ -125,7 +125,7 @@ def prune(
     if recovery is not None:
         progress("")
         after = recovery(before, after)
-    if settings.vocabulary is not None:  # last, so that the full model and the pruned one read the same tokens
+    if settings.vocabulary is not None:  # last, so that both models are compared on the same tokens
         progress("pruning the vocabulary")
         after = _with_history(after, prune_vocabulary(after, settings.vocabulary))
     progress("comparing")
@@ -152,7 +152,7 @@ def prune(
 def _comparison_texts(
     artifact: Artifact, settings: PruneSettings, texts: Sequence[str] | None
 ) -> tuple[Sequence[str] | None, str]:
-    """Texts to compare on, and what they are; None for token ids of the model's own, which need its full vocabulary."""
+    """Texts to compare on, and their kind; None for generated token ids, which need the full vocabulary."""
     if texts is not None:
         return texts, "texts"
     lines = [line for line in settings.vocabulary or () if line.strip()]
@@ -164,14 +164,16 @@ def _comparison_texts(
 def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
     if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.metadata.quantization}, and quantized weights cannot be pruned. Prune "
-            "the float model it came from, then quantize; without it, convert this one first:  "
+            f"{source} is stored as {artifact.metadata.quantization}: quantized weights cannot be pruned. Prune "
+            "its float model, then quantize. If you do not have it, convert this one first:  "
             f"albertkit convert {source} FLOAT"
         )
     if settings == PruneSettings(fit=settings.fit):
-        raise AlbertkitError("nothing is to be pruned. Say what to keep: heads, ffn, layers or vocabulary.")
+        raise AlbertkitError("there is nothing to prune. Pass heads, ffn, layers or vocabulary.")
     if artifact.config.options.static and (settings.heads or settings.ffn or settings.layers):
-        raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned. Omit the others.")
+        raise AlbertkitError(
+            "a static model has no layers: only its vocabulary can be pruned. Omit heads, ffn and layers."
+        )
     for option, shared in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
         if settings.heads is not None and getattr(artifact.config.options, option):
             raise AlbertkitError(
@@ -181,7 +183,7 @@ def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | s
 
 
 def _with_history(before: Artifact, after: Artifact) -> Artifact:
-    """The result with this step in its history, without scores and early-exit limits: those were the full model's."""
+    """The result with this step in its history. Scores and early-exit thresholds of the full model are removed."""
     if before.config == after.config:
         return after
     step: dict[str, object] = {"step": "prune"}
@@ -221,7 +223,7 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
 
 
 def _groups_needed(config: AlbertConfig, layers: int) -> int:
-    """How many groups `layers` layers need to use the same weights as before; 0 where no number gives that."""
+    """The number of groups with which `layers` layers use the same weights as before; 0 if there is none."""
     groups = config.group_of(layers - 1) + 1
     smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
     return groups if all(smaller.group_of(i) == config.group_of(i) for i in range(layers)) else 0
@@ -233,7 +235,7 @@ def _groups_needed(config: AlbertConfig, layers: int) -> int:
 def prune_heads_and_ffn(
     artifact: Artifact, settings: PruneSettings, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> Artifact:
-    """The model with fewer heads and feed-forward columns in its shared layers, chosen on texts (token ids)."""
+    """The model with fewer heads and feed-forward columns, selected on texts (token ids)."""
     config, smaller = artifact.config, pruned_config(artifact.config, settings.heads, settings.ffn)
     if smaller == config:
         return artifact
@@ -267,7 +269,7 @@ def input_moments(
 
 
 def importance(weight: np.ndarray, moments: np.ndarray, block: int) -> np.ndarray:
-    """How much the contribution of each block of columns varies: trace of W·C·Wᵀ, C the covariance of its inputs."""
+    """The variance of each block's contribution: the trace of W·C·Wᵀ, with C the covariance of its inputs."""
     mean = moments[:-1, -1]
     covariance = moments[:-1, :-1] - np.outer(mean, mean)
     return np.array(
@@ -287,7 +289,7 @@ def _keep_blocks(
     keep: int,
     fit: bool,
 ) -> None:
-    """Keep the `keep` most important blocks of what `before` computes and `after` reads."""
+    """Keep the `keep` most important blocks between the matrices `before` and `after`."""
     weight, bias = weights[f"{after}.weight"], weights[f"{after}.bias"]
     if keep * block == weight.shape[1]:
         return
@@ -299,7 +301,7 @@ def _keep_blocks(
             weights[f"{name}.{part}"] = np.ascontiguousarray(weights[f"{name}.{part}"][kept])
     smaller = weight[:, kept]
     if fit:
-        # what the removed columns contributed, as well as the kept ones and a constant can compute it
+        # the best approximation of the removed columns by the kept columns and a constant
         read = np.append(kept, len(moments) - 1)
         square = moments[np.ix_(read, read)].copy()
         square[np.arange(len(kept)), np.arange(len(kept))] += RIDGE * np.diag(moments)[:-1].mean()
@@ -313,13 +315,15 @@ def _keep_blocks(
 
 
 def prune_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
-    """The model with the tokens that `texts` need.
+    """The model with only the tokens that `texts` need.
 
-    The texts are split into the same tokens as before, so their vectors are the same numbers; this is checked.
+    The texts are split into the same tokens as before, so their vectors do not change. This is checked.
     """
     tokenizer, config = artifact.tokenizer, artifact.config
     if tokenizer is None:
-        raise AlbertkitError("this model has no tokenizer, so its vocabulary cannot be pruned. Convert it with one.")
+        raise AlbertkitError(
+            "this model has no tokenizer, so its vocabulary cannot be pruned. Pass a model with a tokenizer."
+        )
     small, kept = prune_tokenizer(tokenizer, texts)
     by_token = ("encoder.embeddings.word.weight", "heads.mlm.bias")
     weights = {name: array[kept] if name in by_token else array for name, array in artifact.weights.items()}
@@ -348,7 +352,7 @@ def prune_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tokeniz
         return [text for text, a, b in zip(texts, before, after, strict=True) if a != old_ids[b].tolist()]
 
     changed = changed_texts()
-    if changed:  # a word that was unknown as a whole has other tokens now: keep all that it could be split into
+    if changed:  # unknown words may be split differently now: keep all their possible tokens
         kept |= {i for text in changed for i in _substring_ids(tokenizer, text)}
         small, old_ids = _restrict(tokenizer, kept)
         if changed_texts():
@@ -359,8 +363,8 @@ def prune_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tokeniz
 def _required(tokenizer: Tokenizer, used: set[int]) -> set[int]:
     """Tokens that are kept although no text uses them.
 
-    Special tokens; the characters that spell other words (of an alphabet all, of ideographs those in the texts); the
-    unigram token of the lowest score, from which the score of unknown characters follows; and tokens like "2010,".
+    These are special tokens, characters to spell other words (all of an alphabet, or the ideographs in the texts), the
+    unigram token of the lowest score, which sets the score of unknown characters, and tokens like "2010,".
     """
     vocabulary = tokenizer.vocabulary
     plain = [token.removeprefix("##").removeprefix(SPACE) for token in vocabulary.tokens]
@@ -395,7 +399,7 @@ def _restrict(tokenizer: Tokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarr
 
 
 def _substring_ids(tokenizer: Tokenizer, text: str) -> Iterator[int]:
-    """Every token that some part of the text could be."""
+    """Every token that is a substring of the text."""
     if tokenizer.kind == "unigram":
         normal = tokenizer._unigram.normalize(text)[0]
     else:

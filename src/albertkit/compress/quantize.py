@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits: the public `quantize`, and the check of what it loses. No torch.
+"""Weights in 8 or 4 bits: the public `quantize`, and the check of its quality loss. No torch.
 
 In: any ALBERT checkpoint or artifact, or the `TrainedWeights` of `train/recover.py`. Out: a quantized artifact
 folder, and a `QuantizeResult` that compares its vectors with those of the float model on held-out texts. With a
@@ -42,25 +42,25 @@ class QualityScore:
     """The quality of a model."""
 
     metric: str
-    """The first metric of its task; `cosine` with the vectors of the full model; `masks`, the share of masked tokens
-    for which both models predict the same."""
+    """The first metric of the task, `cosine` with the vectors of the full model, or `masks`: the share of masked tokens
+    with the same prediction by both models."""
     value: float
     accuracy: float | None = None
-    """For `masks`: the share of masked tokens that are predicted as in the text."""
+    """For `masks`: the share of masked tokens that are predicted correctly."""
 
 
 @dataclass(frozen=True)
 class QualityLimit:
-    """What a compressed model must keep to be written."""
+    """The maximum quality loss at which a compressed model is written."""
 
     examples: Sequence[Any]
     tolerance: float | None = None
-    """The most that may be lost. Default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks."""
+    """The maximum loss. Default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks."""
 
 
 @dataclass(frozen=True)
 class QualityLoss:
-    """What was lost."""
+    """The quality before and after compression."""
 
     metric: str
     before: float
@@ -68,7 +68,7 @@ class QualityLoss:
     loss: float
     tolerance: float
     accuracy: tuple[float, float] | None = None
-    """For `masks`: the share of masked tokens predicted as in the text, before and after."""
+    """For `masks`: the share of masked tokens predicted correctly, before and after."""
 
     def __str__(self) -> str:
         text = f"{self.metric} {self.before:.4f} before, {self.after:.4f} after: {self.loss:.4f} lost"
@@ -93,16 +93,16 @@ class QuantizeResult:
     """Agreement of mean-pooled vectors with those of the float model."""
     cosine_least: float
     texts: int
-    """How many texts were compared."""
+    """The number of compared texts."""
     text_kind: str = "texts"
-    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.synthetic_kind`)."""
+    """The kind of these texts: the `texts` argument, or synthetic ones (`activation_moments.synthetic_kind`)."""
     check: QualityLoss | None = None
-    """What was lost on the examples of a `QualityLimit`."""
+    """The loss on the examples of a `QualityLimit`."""
 
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """Float weights that were trained for few bits (`train/recover.py`), to be rounded to the nearest value."""
+    """Float weights from quantization-aware training (`train/recover.py`), to be rounded to the nearest value."""
 
     source: Path | str
     """The float model before training."""
@@ -113,7 +113,7 @@ class TrainedWeights:
 
 
 def check_bits(bits: int) -> None:
-    """Raise if weights cannot be stored in so many bits."""
+    """Raise unless weights can be stored in this number of bits."""
     if bits not in BITS:
         raise AlbertkitError(f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these.")
 
@@ -123,7 +123,7 @@ def open_float_model(source: Path | str) -> Artifact:
     artifact = open_model(source)
     if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is already stored as {artifact.metadata.quantization}. Quantize the float model it came from, "
+            f"{source} is already stored as {artifact.metadata.quantization}. Quantize its float model, "
             f"or convert it to floats first:  albertkit convert {source} FLOAT"
         )
     return artifact
@@ -138,10 +138,10 @@ def quantize(
     check: QualityLimit | None = None,
     progress: Progress = lambda _: None,
 ) -> QuantizeResult:
-    """Write a model with its weights in 8 or 4 bits, and compare the two.
+    """Write a model with weights in 8 or 4 bits, and compare it with the float model.
 
-    texts: some hundred like those the model will read; one in ten is only compared. Without them, the model writes
-    its own.
+    texts: a few hundred texts similar to those in use; one in ten is held out to compare. Without texts, the model
+    generates them.
     check: examples to measure the loss on before anything is written.
 
     >>> from albertkit import quantize
@@ -153,7 +153,7 @@ def quantize(
     check_bits(bits)
     artifact = open_float_model(folder)
     if artifact.config.options.static and bits != 8:
-        raise AlbertkitError(f"bits={bits} is not available: a static table is stored in 8 bits. Omit bits.")
+        raise AlbertkitError(f"bits={bits} is not available: a static model is stored in 8 bits. Omit bits.")
     fitted, held_out = split_texts(texts)
     held = _held_out_ids(artifact, held_out, progress)
     text_kind = synthetic_kind(artifact) if texts is None else "texts"
@@ -189,7 +189,7 @@ def quantize(
 
 
 def split_texts(texts: Sequence[str] | None) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """Texts to fit a compressed model to, and one in ten to compare it on."""
+    """Calibration texts, and one in ten held out to compare on."""
     if texts is None:
         return None, None
     if len(texts) < 10:
@@ -202,21 +202,23 @@ def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Pro
     if texts is None:
         return synthetic_tokens(artifact, progress, texts=16, seed=1)
     if artifact.tokenizer is None:
-        raise AlbertkitError("this model has no tokenizer, so it cannot read calibration texts. Convert it with one.")
+        raise AlbertkitError(
+            "this model has no tokenizer, so it cannot read calibration texts. Pass a model with a tokenizer."
+        )
     limit = artifact.config.max_position_embeddings
     return [e.ids for e in artifact.tokenizer.encode_batch(list(texts[:64]), max_length=limit)]
 
 
 def _remedy(bits: int, has_texts: bool, is_trained: bool) -> str:
-    """What makes a quantized model lose less, the cheapest first."""
+    """Remedies for the loss of a quantized model, the cheapest first."""
     if is_trained:
         return "Train longer, or on more examples (--train), or quantize without training" + (
             ", or keep 8 bits (--bits 8)" if bits == 4 else ""
         )
-    ways = [] if has_texts else ["calibrate on texts like those it will read (-f)"]
+    ways = [] if has_texts else ["calibrate on texts similar to those in use (-f)"]
     if bits == 4:
         ways.append("keep 8 bits (--bits 8)")
-    ways.append("train it for few bits (--train, needs torch)")
+    ways.append("use quantization-aware training (--train, needs torch)")
     text = " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
     return text[0].upper() + text[1:]
 
@@ -235,7 +237,7 @@ def vector_cosines(
 
 
 def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]], depth: int | None = None) -> np.ndarray:
-    """Mean-pooled vectors of length 1, after `depth` layers or all."""
+    """Mean-pooled unit vectors, after `depth` layers or all."""
     engine = open_engine(config, weights)
     out = np.empty((len(ids), config.hidden_size), np.float32)
     for batch in token_batches(ids):
@@ -246,7 +248,7 @@ def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]], d
     return out
 
 
-# What is lost ----------------------------------------------------------------------------------------------------
+# Quality loss ----------------------------------------------------------------------------------------------------
 
 
 class QualityCheck:
@@ -262,7 +264,7 @@ class QualityCheck:
         self.metric = "masks" if self.full.metadata.task == "pretrain" and has_masks else "cosine"
 
     def score(self, folder: Path | str, depth: int | None = None) -> QualityScore:
-        """The score of one model; for a task, at a depth or its own."""
+        """The score of one model; for a task, at a depth or the default depth."""
         albert = Albert(folder)
         if self.task is not None:
             name, value = next(iter(self._task_metrics(albert, depth).items()))
@@ -286,7 +288,7 @@ class QualityCheck:
         return self.masked_predictions(self.full)
 
     def masked_predictions(self, albert: Albert) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest token at each masked position, and that of the text; the same positions for all models."""
+        """The predicted and the original token at each masked position; the positions are the same for all models."""
         generator, predicted, original = np.random.default_rng(0), [], []
         limit = min(128, albert.config.max_position_embeddings)
         ids = [e.ids for e in albert.tokenizer.encode_batch(list(self.examples), max_length=limit)]
@@ -302,7 +304,7 @@ class QualityCheck:
         return np.concatenate(predicted), np.concatenate(original)
 
     def loss(self, folder: Path | str, tolerance: float | None = None) -> QualityLoss:
-        """What the model in a folder has lost."""
+        """The quality loss of the model in a folder."""
         after = self.score(folder)
         before = 1.0 if self.task is None else float(self._task_metrics(self.full)[after.metric])
         lost = before - after.value
@@ -316,17 +318,17 @@ class QualityCheck:
 
 
 def require_quality(full: Path | str | None, compressed: Path | str, limit: QualityLimit, remedy: str) -> QualityLoss:
-    """What a folder has lost; an error with the numbers and the remedy if that is more than the limit allows."""
+    """The quality loss of a folder. Raises with numbers and remedy if it exceeds the limit."""
     found = QualityCheck(full, limit.examples).loss(compressed, limit.tolerance)
     if found.before == 0:
         raise AlbertkitError(
-            f"{found.metric} of the full model is 0 on these examples, so a loss cannot be measured; nothing was "
-            "written. Check that their labels belong to this model, and that the right columns are read "
+            f"{found.metric} of the full model is 0 on these examples, so the loss cannot be measured. Nothing was "
+            "written. Check that the labels are those of this model, and that the columns are correct "
             "(--text-column, --label-column)."
         )
-    if not found.loss <= found.tolerance:  # also where one is no number
+    if not found.loss <= found.tolerance:  # also true for NaN
         raise AlbertkitError(
-            f"{found}, but the tolerance is {found.tolerance:g}; nothing was written. {remedy}; or allow as much "
-            f"(--tolerance {math.ceil(found.loss * 100) / 100:g})."
+            f"{found}, but the tolerance is {found.tolerance:g}. Nothing was written. {remedy}, or raise the "
+            f"tolerance (--tolerance {math.ceil(found.loss * 100) / 100:g})."
         )
     return found

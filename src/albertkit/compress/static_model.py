@@ -1,9 +1,9 @@
-"""A static model: one vector per token, distilled from a model, for vectors in microseconds. No torch.
+"""Static models: one vector per token, distilled from a model; embeds a text in microseconds. No torch.
 
-In: any ALBERT checkpoint or artifact and, if there are any, texts like those it will read. Out: an artifact whose
-`embed` is a weighted mean of token vectors. Each token is read by the model alone; principal components are scaled by
-the fourth root of their variance, and the first `dim` are kept. Frequent tokens weigh less: a / (a + p) for frequency
-p (SIF, Arora et al. 2017). Model2Vec (github.com/MinishLab/model2vec) works the same way.
+In: any ALBERT checkpoint or artifact and, optionally, texts similar to those in use. Out: an artifact whose `embed` is
+a weighted mean of token vectors. The model encodes each token alone. Principal components are divided by the fourth
+root of their variance, and the first `dim` are kept. Tokens of frequency p have weight a / (a + p) (SIF, Arora et al.
+2017). Model2Vec (github.com/MinishLab/model2vec) uses the same method.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from albertkit.runtime.embed import pool, split_tokens
 from albertkit.tokenizer import Tokenizer
 
 SIF_A = 2e-4  # tokens of a lower frequency have almost full weight
-WHITENING_POWER = 0.25  # of its variance, which a direction is divided by
-PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # mean count of each token before any text is read
+WHITENING_POWER = 0.25  # a direction is divided by this power of its variance
+PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # prior mean count of each token
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class StaticModelResult:
     tokens: int
     dim: int
     bytes: int
-    """Of the table, float32."""
+    """Of the token vectors, float32."""
     explained_variance: float
-    """Share of the variance in the directions that were kept."""
+    """Share of the variance in the kept directions."""
     texts: int
-    """Texts that frequencies were counted in."""
+    """Texts in which frequencies were counted."""
     has_frequencies: bool
     """Whether tokens are weighted by frequency."""
 
@@ -57,9 +57,9 @@ def make_static_model(
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> StaticModelResult:
-    """Distill a model into a table of vectors and write it.
+    """Distill a model into a static model and write it.
 
-    texts: like those the table will be used on, to count how often each token occurs.
+    texts: texts similar to those in use, to count token frequencies.
 
     >>> from albertkit import make_static_model
     >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
@@ -67,16 +67,14 @@ def make_static_model(
     """
     albert = Albert(source)
     if albert.config.options.static:
-        raise AlbertkitError(f"{source} is a static model already. Name the model it was made from.")
+        raise AlbertkitError(f"{source} is a static model already. Pass its source model.")
     size = min(STATIC_DIM, albert.dim) if dim is None else dim
     if not 1 <= size <= albert.dim:
         raise AlbertkitError(
-            f"dim={dim} is out of range: the vectors of this model have {albert.dim} numbers. Pass 1 to {albert.dim}."
+            f"dim={dim} is out of range: this model's vectors have {albert.dim} dimensions. Pass 1 to {albert.dim}."
         )
     if texts is not None and not any(text.strip() for text in texts):
-        raise AlbertkitError(
-            "the texts are empty, so token frequencies cannot be counted. Pass lines like those it will read, or none."
-        )
+        raise AlbertkitError("the texts are empty, so token frequencies cannot be counted. Pass other texts, or none.")
     vectors = token_vectors(albert, progress)
     special = sorted(_special_ids(albert.tokenizer))
     used = np.setdiff1d(np.arange(len(vectors)), special)
@@ -101,7 +99,7 @@ def make_static_model(
 
 
 def _special_ids(tokenizer: Tokenizer) -> set[int]:
-    """Ids that carry no meaning."""
+    """Ids of special tokens, which have no meaning."""
     special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
     return set(tokenizer.vocabulary.hidden) | {i for i in special if i is not None}
 
@@ -115,7 +113,7 @@ def token_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.nda
     for batch in token_batches(texts, token_budget=albert.token_budget):
         out[batch.order] = pool(albert, albert.engine.run(batch, albert.depth), batch.lengths, albert.metadata.pooling)
         done += len(batch.order)
-        progress(f"{done:,} of {count:,} tokens read")
+        progress(f"{done:,} of {count:,} tokens encoded")
     return out
 
 

@@ -1,9 +1,9 @@
 """Second moments of the shared layer's inputs: the mean of x·xᵀ over the inputs x of each matrix, over all uses of it.
 
-In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for
+In: an artifact and, optionally, texts similar to those in use. Out: `{matrix name: moments}` for
 `quantized.quantize_weights`. Before this file: `engine.py`. After it: `runtime_model.py` (`bits=`), `compress/`.
-Without texts, the masked-language-model head fills random texts in a few rounds; a model without that head reads plain
-English sentences if its vocabulary is English, else random tokens.
+Without texts, the masked-language-model head generates some. A model without that head uses plain English sentences if
+its vocabulary is English, otherwise random tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from albertkit.tokenizer import Tokenizer
 TEXTS, LENGTH, ROUNDS = 32, 64, 4
 SENTENCES_EACH = 8  # for each `LENGTH` tokens
 GENERATED, SENTENCES, RANDOM = "text that the model generated", "plain English sentences", "random tokens"
-RANDOM_SHARE = 0.3  # of the tokens of a generated text are random; with fewer, the model repeats its commonest tokens
+RANDOM_SHARE = 0.3  # share of random tokens in a generated text; with fewer, the model repeats its most frequent tokens
 TOP_TOKENS = 50
-SAMPLE = 12_000  # inputs of each matrix that are used
-# Which of the recorded tensors each matrix of a layer reads.
+SAMPLE = 12_000  # inputs used per matrix
+# The recorded tensor that is the input of each matrix of a layer.
 MATRIX_INPUTS = {
     "attention.query": 0,
     "attention.key": 0,
@@ -53,7 +53,7 @@ def activation_moments(
 def token_moments(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> dict[str, np.ndarray]:
-    """The same, for token ids."""
+    """`activation_moments` for token ids."""
     if config.options.static:
         return {}
     sums: dict[tuple[str, int], np.ndarray | float] = {}
@@ -82,7 +82,7 @@ class LayerInputs:
 def record_inputs(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> Iterator[LayerInputs]:
-    """The inputs of the shared layers' matrices at every use; a sample if there are many tokens."""
+    """The inputs of the shared layers' matrices at every use; a sample of them if there are many tokens."""
     engine = Engine(config, dict(weights))
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
@@ -107,30 +107,28 @@ def record_inputs(
 def calibration_tokens(
     artifact: Artifact, texts: Iterable[str] | None, progress: Progress = lambda _: None
 ) -> list[list[int]]:
-    """Token ids of some hundred texts; without texts, synthetic ones."""
+    """Token ids of a few hundred texts; without texts, synthetic ones."""
     if texts is None:
         return synthetic_tokens(artifact, progress)
     if artifact.tokenizer is None:
         raise AlbertkitError(
-            "calibration texts need a tokenizer, and this model has none; put tokenizer.json beside the weights"
+            "calibration texts need a tokenizer, but this model has none. Copy tokenizer.json into its folder."
         )
     chosen = list(islice((text for text in texts if text.strip()), 512))
     if not chosen:
-        raise AlbertkitError(
-            "there are no calibration texts; give a file with some hundred lines like those the model will read"
-        )
+        raise AlbertkitError("there are no calibration texts. Pass a few hundred texts similar to those in use.")
     limit = min(128, artifact.config.max_position_embeddings)
     return [e.ids for e in artifact.tokenizer.encode_batch(chosen, max_length=limit)]
 
 
 def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[int]]:
-    """Random token ids: enough to see which channels are large."""
+    """Random token ids, which are enough to find the large channels."""
     first, length = min(5, config.vocab_size - 1), min(LENGTH, config.max_position_embeddings)
     return list(np.random.default_rng(seed).integers(first, config.vocab_size, (texts, length)).tolist())
 
 
 def synthetic_kind(artifact: Artifact) -> str:
-    """What `synthetic_tokens` gives for a model, in words."""
+    """A description of the result of `synthetic_tokens` for a model."""
     tokenizer = artifact.tokenizer
     if tokenizer is not None and tokenizer.mask_id is not None and "heads.mlm.bias" in artifact.weights:
         return GENERATED
@@ -140,16 +138,14 @@ def synthetic_kind(artifact: Artifact) -> str:
 def synthetic_tokens(
     artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS, seed: int = 0
 ) -> list[list[int]]:
-    """Token ids the model finds likely; for a model that cannot fill masks about as many tokens of sentences, or plain
-    random ones.
-    """
+    """Token ids that are likely under the model. A model that cannot fill masks gets sentences or random tokens."""
     tokenizer, kind = artifact.tokenizer, synthetic_kind(artifact)
     if kind != GENERATED or tokenizer is None:
         return example_tokens(artifact.config, tokenizer, texts, seed)
     ids = np.array(random_tokens(artifact.config, texts, seed))
     ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
     generator = np.random.default_rng(seed)
-    turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each place is filled
+    turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each position is filled
     turns[generator.random(ids.shape) < RANDOM_SHARE] = -1
     turns[:, [0, -1]] = -1
     engine = Engine(artifact.config, dict(artifact.weights))
@@ -160,8 +156,8 @@ def synthetic_tokens(
 
 
 def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of about `texts` times `LENGTH` tokens, without running a model: texts of one to four sentences for an
-    English vocabulary, else random tokens.
+    """About `texts` times `LENGTH` token ids, without running a model: texts of one to four sentences for an English
+    vocabulary, otherwise random tokens.
     """
     if tokenizer is None or not reads_english(tokenizer):
         return random_tokens(config, texts, seed)
@@ -171,9 +167,7 @@ def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int
 
 
 def reads_english(tokenizer: Tokenizer) -> bool:
-    """Whether most tokens of a vocabulary are in Latin letters, and plain English sentences are split into few
-    of them, all known.
-    """
+    """Whether most tokens of a vocabulary are in Latin letters, and English sentences have few, only known tokens."""
     tokens = [token.removeprefix("##").removeprefix("▁") for token in tokenizer.vocabulary.ids]
     letters = [token for token in tokens if token.isalpha()]
     if sum(token.isascii() for token in letters) < 0.8 * len(letters):
@@ -186,10 +180,10 @@ def reads_english(tokenizer: Tokenizer) -> bool:
 def _fill_masks(
     engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, generator: np.random.Generator
 ) -> None:
-    """Sample a token for each place of `ids` where `when` is 0; it is a mask there and where `when` is more.
+    """Sample a token for each position of `ids` where `when` is 0. Positions where `when` is 0 or more are masked.
 
-    Tokens are sampled among the likeliest. Only these places are scored: a row of scores is as long as the
-    vocabulary.
+    Tokens are sampled among the likeliest. Only these positions are scored, since each row of scores has the size of
+    the vocabulary.
     """
     first = min(5, engine.config.vocab_size - 1)
     kept = min(TOP_TOKENS, engine.config.vocab_size - first)

@@ -1,8 +1,7 @@
-"""Texts to batches: the one place that decides which texts are computed together.
+"""Texts to batches of similar length.
 
-In: token ids of many texts, any lengths. Out: `TokenBatch`, batches of neighbouring lengths. A batch holds at most
-`token_budget` tokens, padding included, so that its activations stay in the processor's cache, and wastes at most
-`waste` of them on padding.
+In: token ids of many texts of any length. Out: `TokenBatch`es. A batch has at most `token_budget` tokens, including
+padding, so that its activations fit into the processor's cache. At most the share `waste` of them is padding.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ WASTE = 48
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """A padded batch and where its texts came from."""
+    """A padded batch, and the input positions of its texts."""
 
     ids: np.ndarray  # (texts, length) int64
     segments: np.ndarray  # (texts, length) int64
     lengths: np.ndarray  # (texts,) int32
-    order: np.ndarray  # (texts,) place of each text in the input
+    order: np.ndarray  # (texts,) position of each text in the input
 
 
 def group_by_length(
     lengths: Sequence[int], token_budget: int = TOKEN_BUDGET, waste: int = WASTE
 ) -> Iterator[list[int]]:
-    """Places of texts to compute together, longest first."""
+    """Positions of the texts of each batch, longest first."""
     batch: list[int] = []
     longest = spent = 0
     for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -49,14 +48,14 @@ def group_by_length(
 def token_batches(
     ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None, token_budget: int = TOKEN_BUDGET
 ) -> Iterator[TokenBatch]:
-    """Batches of token ids; segments are 0 where none are given."""
+    """Batches of token ids; segments default to 0."""
     lengths = [len(row) for row in ids]
     for places in group_by_length(lengths, token_budget):
         yield pad_batch(ids, segments, places)
 
 
 def pad_batch(ids: Sequence[Any], segments: Sequence[Any] | None, places: list[int]) -> TokenBatch:
-    """The texts at some places, the longest first, as one batch. Ids and segments are lists or arrays."""
+    """The texts at some positions, the longest first, as one batch. Ids and segments are lists or arrays."""
     lengths = [len(ids[place]) for place in places]
     table = np.zeros((len(places), lengths[0]), np.int64)
     kinds = np.zeros((len(places), lengths[0]), np.int64)

@@ -1,8 +1,7 @@
-"""Calibration of early exit: held-out texts to the limits behind `early_exit="99%"`. No torch.
+"""Calibration of early exit: thresholds for `early_exit="99%"` from held-out texts. No torch.
 
-In: a model folder, and examples of its task, or texts for a model that gives vectors. Out: `ExitCalibration`
-(`early_exit.py`), written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own scores.
-`fit` has the statistics.
+In: a model folder, and examples of its task, or texts for a vector model. Out: `ExitCalibration` (`early_exit.py`),
+written into `albertkit.json`. Training (`train/elastic.py`) calibrates with its own scores. `fit` has the statistics.
 """
 
 from __future__ import annotations
@@ -36,17 +35,15 @@ from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines, results_agree
 from albertkit.tasks.task import Feature, Task
 
-MIN_TEXTS = 40  # below which nothing is guaranteed
-RISKS = tuple(10 ** (step / 20) for step in range(-80, 0))  # probabilities of disagreeing, the most careful first
+MIN_TEXTS = 40  # with fewer, nothing is guaranteed
+RISKS = tuple(10 ** (step / 20) for step in range(-80, 0))  # probabilities of disagreement, the most conservative first
 SAME_VECTOR = f"the cosine with the full depth's vector is at least {MIN_COSINE}"
 
 
 def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[int] | None = None) -> ExitCalibration:
-    """Find when texts may exit, and write it into the model's folder; examples are texts for a model that gives
-    vectors.
+    """Calibrate early exit on held-out examples (texts, for a vector model), and write it into the model's folder.
 
-    exit_depths: depths at which texts may exit. Default: those the model has been calibrated or distilled for, or
-    every one.
+    exit_depths: depths at which texts may exit. Default: the depths the model was calibrated or distilled for, or all.
 
     >>> from albertkit import calibrate
     >>> texts = open("texts.txt").read().splitlines()  # doctest: +SKIP
@@ -55,28 +52,28 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
     folder = model_folder(model)
     if folder.parent == builtin.MODELS:
         raise AlbertkitError(
-            f"{folder.name} is a built-in model and is not changed; copy its folder, {folder}, and calibrate the copy"
+            f"{folder.name} is a built-in model, which cannot be changed. Copy {folder} and calibrate the copy."
         )
     if not (folder / METADATA_FILE).is_file():
-        raise AlbertkitError(f"{folder} has no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
+        raise AlbertkitError(f"{folder} has no {METADATA_FILE}. Run  albertkit convert {folder} OUT  first.")
     opened = RuntimeModel(read_stored(folder), source=folder)
     if opened.config.options.static:
-        raise AlbertkitError(f"{folder} is a static model, which has no layers to exit from")
+        raise AlbertkitError(f"{folder} is a static model and has no layers. Pass another model.")
     full = opened.depth
     chosen = sorted(set(exit_depths)) if exit_depths else [d for d in available_exit_depths(opened) if d < full]
     if not chosen or not 1 <= chosen[0] <= chosen[-1] < full:
-        raise AlbertkitError(f"exit_depths are {exit_depths}; choose depths from 1 to {full - 1}, before the full one")
+        raise AlbertkitError(f"exit_depths={exit_depths} is not available. Pass depths from 1 to {full - 1}.")
     measure = calibrate_task if opened.metadata.task in TASKS else calibrate_vectors
     found = measure(opened, examples, chosen)
     if found is None:
         raise AlbertkitError(
-            f"{len(examples)} texts are too few to guarantee anything; give {MIN_TEXTS} or more (about 400 for 99 %)"
+            f"{len(examples)} texts are too few to calibrate. Pass {MIN_TEXTS} or more (about 400 for 99 %)."
         )
     data = read_json(folder / METADATA_FILE)
     data["details"] = {**data.get("details", {}), "early_exit": found.to_dict()}
     fresh = folder / f".{METADATA_FILE}.part"
     write_json(fresh, data)
-    os.replace(fresh, folder / METADATA_FILE)  # noqa: PTH105  whole or not at all
+    os.replace(fresh, folder / METADATA_FILE)  # noqa: PTH105  atomic
     return found
 
 
@@ -118,7 +115,7 @@ def calibrate_scores(
         return None
     if task.gives_vectors:
         agrees, about = [vectors_agree(scores[depth], scores[full]) for depth in exit_depths], SAME_VECTOR
-    elif not task.has_independent_results:  # each turn of a dialogue is compared by itself
+    elif not task.has_independent_results:  # each turn of a dialogue is compared separately
         turns = {depth: confidence.predictions(units, rows) for depth, rows in scores.items()}
         agrees = [np.array([a == b for a, b in zip(turns[d], turns[full], strict=True)]) for d in exit_depths]
         about = "the prediction for the turn is the same"
@@ -155,10 +152,11 @@ def fit(
 ) -> ExitCalibration | None:
     """From uncertainty (texts, exit depths) and whether each agrees with the full depth; None for too few texts.
 
-    A quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting where
-    that probability is at most r is one rule for each r. The other texts test these rules, the most careful first; the
-    last one counts before agreement falls below the share, with 95 % confidence (Clopper and Pearson's lower bound).
-    So the share holds for texts like these, however well the lines fit ("Learn then Test", arXiv 2110.01052).
+    A quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Each r gives a
+    rule: exit if this probability is at most r. The other texts test these rules, the most conservative first. The
+    chosen rule is the last one before agreement falls below the share, with 95 % confidence (Clopper and Pearson's
+    lower bound). So the share holds for similar texts, even if the lines fit badly ("Learn then Test", arXiv
+    2110.01052).
     """
     count = len(uncertainty)
     if count < MIN_TEXTS or not exit_depths:
@@ -179,8 +177,8 @@ def fit(
 
 
 def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | None:
-    """a and b of log-odds(disagree) = a + b · log(uncertainty), by Newton's method with a little ridge; None where
-    an uncertainty is not finite.
+    """a and b of log-odds(disagree) = a + b · log(uncertainty), by Newton's method with a small ridge; None if an
+    uncertainty is not finite.
     """
     if not np.isfinite(uncertainty).all():
         return None
@@ -199,7 +197,7 @@ def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float]
 
 
 def lower_bound(right: int, count: int, confidence: float = CONFIDENCE) -> float:
-    """Clopper and Pearson's lower bound of a share, of which `right` out of `count` were seen.
+    """Clopper and Pearson's lower bound of a share, given `right` successes out of `count`.
 
     >>> round(lower_bound(299, 299), 4), round(lower_bound(290, 300), 4)
     (0.99, 0.9441)
@@ -214,6 +212,6 @@ def lower_bound(right: int, count: int, confidence: float = CONFIDENCE) -> float
         middle = (low + high) / 2
         terms = combinations + misses * math.log1p(-middle) + (count - misses) * math.log(middle)
         top = float(terms.max())
-        tail = math.exp(top) * float(np.exp(terms - top).sum())  # probability of as many hits or more
+        tail = math.exp(top) * float(np.exp(terms - top).sum())  # probability of this many successes or more
         low, high = (middle, high) if tail < 1 - confidence else (low, middle)
     return low

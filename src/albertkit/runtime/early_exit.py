@@ -1,8 +1,8 @@
-"""Early exit: texts stop after few layers when their prediction is certain, and the rest is batched again. No torch.
+"""Early exit: texts with confident predictions stop after few layers, and the others are batched again. No torch.
 
 In: token ids, and `early_exit=` of `Albert`. Out: `ExitStats`, the output of each text and the depth at which it
-exited. Before this file: `engine.py` applies layers, `calibration.py` found the limits. After it: `embed.py` for
-vectors, `predict.py` for tasks. What is predicted for a text never depends on the others.
+exited. Before this file: `engine.py` applies layers, `calibration.py` computes the thresholds. After it: `embed.py`
+for vectors, `predict.py` for tasks. The prediction for a text never depends on other texts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import group_by_length, pad_batch
 from albertkit.runtime.runtime_model import RuntimeModel, trained_depths
 
-MAX_BATCHES = 8  # whose hidden states are held at once
+MAX_BATCHES = 8  # batches whose hidden states are in memory at once
 EarlyExit = str | float | None
 FORMS = "early_exit='99%' (agree with the full depth on 99 % of texts)"
-DAMAGED = "'early_exit' in albertkit.json is damaged; write it again with  albertkit calibrate MODEL DEV"
+DAMAGED = "'early_exit' in albertkit.json is damaged. Write it again with  albertkit calibrate MODEL DEV"
 
 CONFIDENCE = 0.95
 SMALL = 1e-5  # added to an uncertainty before its logarithm is taken
-FIT_SHARE = 4  # one held-out text in so many fits the lines; the others test the rules
+FIT_SHARE = 4  # one in this many held-out texts fits the lines; the others test the rules
 
 TokenIds = Sequence[Sequence[int]]
 ReadOutputs = Callable[[np.ndarray, np.ndarray], Sequence[Any]]
@@ -38,16 +38,16 @@ class ExitRule:
     """When a text may exit."""
 
     depth: int
-    """Where the last ones exit."""
+    """The depth at which the remaining texts exit."""
     exit_depths: tuple[int, ...] = ()
-    """Depths before it, at which texts may exit."""
+    """Earlier depths at which texts may exit."""
     limits: tuple[float, ...] = ()
-    """The highest uncertainty to exit with, at each of them."""
+    """The highest uncertainty to exit with, at each exit depth."""
 
 
 @dataclass(frozen=True)
 class ExitStats:
-    """How texts exited."""
+    """The outputs and exit depths of texts."""
 
     outputs: list[Any]
     """Head scores of each feature, or the vectors of texts."""
@@ -59,10 +59,10 @@ class Confidence(Protocol):
     """How certain predictions are: `tasks/confidence.py` for tasks, `embed.VectorConvergence` for vectors."""
 
     units: list[list[int]]
-    """The features of each unit, which exit together."""
+    """The features of each unit; they exit together."""
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
-        """(units,) uncertainty from the outputs at this exit depth and at the last one."""
+        """(units,) uncertainty from the outputs at this exit depth and at the previous one."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class ExitCalibration:
     """
 
     depth: int
-    """The full depth, which others are compared with."""
+    """The full depth, with which others are compared."""
     exit_depths: tuple[int, ...]
     """Depths at which a text may exit."""
     lines: tuple[tuple[float, float] | None, ...]
-    """a and b of log-odds(disagree) = a + b · log(uncertainty) for each of them; None where no text may exit."""
+    """a and b of log-odds(disagree) = a + b · log(uncertainty) at each exit depth; None if no text may exit there."""
     risks: tuple[tuple[float, float, float], ...]
-    """For each probability r of disagreeing: r, the agreement that is guaranteed, the mean depth."""
+    """For each probability r of disagreement: r, the guaranteed agreement, the mean depth."""
     texts: int
     """Texts that tested the rules."""
     about: str = ""
-    """What agreeing means."""
+    """The definition of agreement."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -105,56 +105,56 @@ class ExitCalibration:
             raise AlbertkitError(DAMAGED) from None
 
     def risk(self, share: float) -> float | None:
-        """The highest probability of disagreeing with which a text may exit, for a share of agreement; None if no rule
-        keeps it.
+        """The highest probability of disagreement with which a text may exit, for a share of agreement; None if no rule
+        guarantees it.
         """
         kept = list(takewhile(lambda row: row[1] >= share, self.risks))
         return kept[-1][0] if kept else None
 
     def limits(self, share: float) -> tuple[float, ...]:
-        """The highest uncertainty with which a text may exit at each depth; below 0 where none may."""
+        """The highest uncertainty with which a text may exit at each depth; below 0 if none may exit."""
         risk = self.risk(share)
         if risk is not None:
             return risk_limits(self.lines, risk)
         most = self.risks[0][1] if self.risks else 0.0
         testing = math.ceil(math.log(1 - CONFIDENCE) / math.log(share)) + 1
-        reason = "some of these disagree under the most careful rule"
+        reason = "some of these disagree under the most conservative rule"
         if testing > self.texts:
             reason = f"at least {math.ceil(testing * FIT_SHARE / (FIT_SHARE - 1)):,}"
         raise AlbertkitError(
-            f"early_exit={share:g} is more than the held-out texts can guarantee, {most:.4f} ({self.texts} texts). "
-            f"Choose less, or run  albertkit calibrate MODEL DEV  with more texts ({reason})"
+            f"early_exit={share:g} is not available: the {self.texts} held-out texts guarantee at most {most:.4f}. "
+            f"Pass a smaller share, or run  albertkit calibrate MODEL DEV  with more texts ({reason})."
         )
 
 
 def risk_limits(lines: Sequence[tuple[float, float] | None], risk: float) -> tuple[float, ...]:
-    """The uncertainty at which each line reaches a risk; below 0 where it is above it everywhere."""
+    """The uncertainty at which each line reaches a risk; below 0 if the line is always above the risk."""
     odds, found = math.log(risk / (1 - risk)), []
     for line in lines:
         if line is None:
             found.append(-1.0)
-        elif line[1] < 0.05:  # uncertainty tells nothing: all texts or none
+        elif line[1] < 0.05:  # uncertainty is not informative: all texts exit or none
             found.append(math.inf if line[0] <= odds else -1.0)
         else:
             found.append(math.exp(min(50.0, (odds - line[0]) / line[1])) - SMALL)
     return tuple(found)
 
 
-# What `early_exit=` means ----------------------------------------------------------------------------------------
+# Parsing of `early_exit=` ----------------------------------------------------------------------------------------
 
 
 def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: int | None, kind: str) -> ExitRule:
     """`early_exit=` as a rule for a model; `kind` is its uncertainty: entropy, change or cosine."""
     last = model.layers_to_apply(depth)
     if model.config.options.static:
-        raise AlbertkitError(f"early_exit={early_exit!r} is not available: a static model has no layers. Omit it")
+        raise AlbertkitError(f"early_exit={early_exit!r} is not available: a static model has no layers. Omit it.")
     name, value = parse_early_exit(early_exit)
     if name == "agreement":
         calibration = _calibration(model, early_exit, kind)
         if last != calibration.depth:
             raise AlbertkitError(
-                f"early_exit={early_exit!r} was calibrated for depth {calibration.depth}, and depth is {last}. "
-                f"Omit depth, choose {kind}:NUMBER, or calibrate again"
+                f"early_exit={early_exit!r} was calibrated for depth {calibration.depth}, but depth is {last}. "
+                f"Omit depth, pass {kind}:NUMBER, or calibrate again."
             )
         return agreement_rule(calibration, value, compares_depths=kind != "entropy")
     if name != kind:
@@ -169,7 +169,7 @@ def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitC
     stored = model.metadata.details.get("early_exit")
     if stored is None:
         raise AlbertkitError(
-            f"early_exit={early_exit!r} needs a calibration, and this model has none. "
+            f"early_exit={early_exit!r} needs a calibration, but this model has none. "
             f"Run  albertkit calibrate MODEL DEV  (or albertkit elastic, which also trains shallow depths)"
         )
     if kind != calibrated_kind(model):
@@ -181,8 +181,8 @@ def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitC
 
 
 def agreement_rule(calibration: ExitCalibration, share: float, compares_depths: bool) -> ExitRule:
-    """The rule that guarantees a share of agreement. Depths at which no text may exit are omitted, unless the next one
-    compares with them.
+    """The rule that guarantees a share of agreement. Depths at which no text may exit are omitted, unless the next
+    depth is compared with them.
     """
     limits = zip(calibration.exit_depths, calibration.limits(share), strict=True)
     pairs = [(depth, limit) for depth, limit in limits if compares_depths or limit >= 0]
@@ -219,7 +219,7 @@ def available_exit_depths(model: RuntimeModel) -> tuple[int, ...]:
 
 
 def calibrated_kind(model: RuntimeModel) -> str:
-    """The uncertainty that a model's stored limits are for: that of its task, else of its vectors."""
+    """The kind of uncertainty of a model's stored thresholds: that of its task, or of its vectors."""
     from albertkit.tasks import TASKS
 
     return model.task.uncertainty_measure if model.metadata.task in TASKS else "cosine"
@@ -230,7 +230,7 @@ def calibrated_kind(model: RuntimeModel) -> str:
 
 @dataclass
 class HiddenBatch:
-    """Hidden states (texts, length, H) on their way through the layers, and the features they belong to."""
+    """Hidden states (texts, length, H) between layers, and their features."""
 
     hidden: np.ndarray
     lengths: np.ndarray
@@ -239,10 +239,10 @@ class HiddenBatch:
 
 @dataclass(frozen=True)
 class LayerWalk:
-    """Features through the layers, with a rule.
+    """Runs features through the layers, with an exit rule.
 
-    Between two exit depths every batch goes through some layers; then the heads are read, certain texts exit, and those
-    of broken batches are put into full batches again. A bounded number of tokens is on its way at once.
+    After the layers between two exit depths, the heads are computed and confident texts exit. The texts left in
+    incomplete batches are batched again. The number of tokens in memory is bounded.
     """
 
     model: RuntimeModel
@@ -269,7 +269,7 @@ class LayerWalk:
     def _run_units(
         self, units: list[int], ids: TokenIds, segments: TokenIds | None, outputs: list[Any], depths: np.ndarray
     ) -> None:
-        """Some units from the embeddings to where each exits; fills `outputs` by feature and `depths` by unit."""
+        """Run some units until all have exited; fills `outputs` by feature and `depths` by unit."""
         engine, here = self.model.engine, 0
         places = [place for unit in units for place in self.confidence.units[unit]]
         batches: list[HiddenBatch] = []
@@ -298,7 +298,7 @@ class LayerWalk:
 
 
 def rebatch(batches: list[HiddenBatch], gone: set[int], token_budget: int) -> list[HiddenBatch]:
-    """Batches without the features that exited: whole ones stay, what is left of broken ones is put together."""
+    """Batches without the exited features: complete batches stay, and the remaining texts of others are merged."""
     kept = [np.array([place not in gone for place in batch.order.tolist()]) for batch in batches]
     whole = [batch for batch, stays in zip(batches, kept, strict=True) if stays.all()]
     rest = [

@@ -1,8 +1,8 @@
-"""Texts to sentence vectors: the one place that does it, for `Albert`, the server, bulk work and training.
+"""Texts to sentence vectors, for `Albert`, the server, bulk processing and training.
 
 In: a `RuntimeModel`, texts and `EmbedOptions`. Out: vectors, one per text, in order. Before this file:
 `runtime_model.py`, `early_exit.py`. After it: `albert.py`; the server calls `split_texts`, `pool` and
-`combine_windows` around its own queue. A text longer than the position table is read in overlapping windows; its
+`combine_windows` around its own queue. A text longer than the position table is split into overlapping windows. Its
 vector is the mean of theirs, weighted by tokens.
 """
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 POOLINGS = ("mean", "cls", "pooler", "max")
 LONG_TEXTS = ("split", "truncate", "error")
-MAX_CHUNK_TEXTS = 4096  # most texts sorted by length together; bounds memory for endless input
-FIRST_CHUNK_TEXTS = 64  # the first chunks are small, so that a pipe flows and a stopped run has something to show
+MAX_CHUNK_TEXTS = 4096  # most texts sorted by length together; bounds memory
+FIRST_CHUNK_TEXTS = 64  # the first chunks are small, so that first results appear early
 CHUNK_CHARACTERS = 4_000_000
-MAX_CHARACTERS = 1_000_000  # in one text, unless it is truncated
+MAX_CHARACTERS = 1_000_000  # of one text, unless it is truncated
 OVERLAP = 64  # tokens shared by neighbouring windows of a long text
 
 
@@ -48,9 +48,9 @@ class EmbedKeywords(TypedDict, total=False):
     normalize: bool | None
     """Scale vectors to length 1. Default: the model's."""
     long_texts: str
-    """What to do with a text beyond the position table: split (default), truncate or error."""
+    """How to treat texts longer than the position table: split (default), truncate or error."""
     prompt: str | None
-    """Put before each text; or the name of one of the model's prompts."""
+    """A prefix of each text, or the name of one of the model's prompts."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class EmbedOptions:
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Texts as the engine reads them: windows of token ids with special tokens, and how many windows each text has."""
+    """Texts as windows of token ids with special tokens, and the number of windows of each text."""
 
     ids: list[list[int]]
     counts: list[int]
@@ -114,9 +114,9 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
     check_choice("pooling", pooling, POOLINGS)
     check_choice("long_texts", long_texts, LONG_TEXTS)
     if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= model.dim):
-        raise AlbertkitError(f"dim is {dim}; this model has 1 to {model.dim} dimensions")
+        raise AlbertkitError(f"dim={dim} is not available: this model has 1 to {model.dim} dimensions.")
     if model.config.options.static and pooling != "mean":
-        raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling")
+        raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling.")
     layers = model.layers_to_apply(keywords.get("depth"), layer, pooling)
     if layer is None:
         check_trained_depth(model.config, model.metadata, layers, f"; layer={layers} gives the hidden states there")
@@ -140,7 +140,7 @@ def embed_texts(
     rule: ExitRule | None = None,
     on_exit: Callable[[int], None] | None = None,
 ) -> Iterator[np.ndarray]:
-    """The vector of each text (dim,), in order and in bounded memory however many texts there are.
+    """The vector of each text (dim,), in order and in bounded memory.
 
     rule: for early exit. on_exit: called with the depth at which each text exited.
     """
@@ -238,19 +238,19 @@ def token_vectors(
 
 
 def text_chunks(texts: str | Iterable[str]) -> Iterator[list[str]]:
-    """Parts of the input that are sorted together, bounded in texts and in characters. Every text is checked."""
+    """Chunks of the input that are sorted together, bounded in texts and in characters. Every text is checked."""
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, bytes):
-        raise AlbertkitError("texts is bytes; decode it first, for example with .decode('utf-8')")
+        raise AlbertkitError("texts is bytes, not str. Decode it first, for example with .decode('utf-8').")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise AlbertkitError(
-            f"texts is a {type(texts).__name__}; give a text, or several in a list, a generator or a column"
+            f"texts is a {type(texts).__name__}. Pass a text, or several in a list, a generator or a column."
         )
     characters, chunk, most = 0, list[str](), FIRST_CHUNK_TEXTS
     for place, text in enumerate(texts):
         if not isinstance(text, str):
-            raise AlbertkitError(f"text {place} is {_describe(text)}; every text must be a str. Remove or replace it")
+            raise AlbertkitError(f"text {place} is {_describe(text)}; every text must be a str. Remove or replace it.")
         chunk.append(text)
         characters += len(text)
         if len(chunk) >= most or characters >= CHUNK_CHARACTERS:
@@ -285,8 +285,8 @@ def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: st
     for place, text in enumerate(texts, start):
         if len(text) > room and long_texts == "error":
             raise AlbertkitError(
-                f"text {place} has {len(text)} tokens and the model reads {room}; "
-                f"choose long_texts='split' or 'truncate'"
+                f"text {place} has {len(text)} tokens, but the model supports {room}. "
+                f"Pass long_texts='split' or 'truncate'."
             )
         count = 1 if len(text) <= room or long_texts == "truncate" else 1 + math.ceil((len(text) - room) / step)
         windows = [[*first, *text[i * step : i * step + room], *last] for i in range(count)]
@@ -296,14 +296,14 @@ def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: st
 
 
 def shorten(model: RuntimeModel, place: int, text: str, long_texts: str) -> str:
-    """A text of at most `MAX_CHARACTERS`: a longer one is cut to what can matter, or an error."""
+    """A text of at most `MAX_CHARACTERS`. A longer one is truncated generously, or raises."""
     if len(text) <= MAX_CHARACTERS:
         return text
-    if long_texts == "truncate":  # generous, and found without reading the rest
+    if long_texts == "truncate":  # generous, and without processing the rest
         return " ".join(text[:MAX_CHARACTERS].split())[: 64 * model.max_tokens]
     raise AlbertkitError(
-        f"text {place} has {len(text):,} characters; one text has at most {MAX_CHARACTERS:,}. "
-        f"Split it, or choose long_texts='truncate'"
+        f"text {place} has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}. "
+        f"Split it, or pass long_texts='truncate'."
     )
 
 
@@ -320,13 +320,13 @@ def _describe(value: Any) -> str:
 
 
 class VectorConvergence:
-    """The uncertainty of vectors: how far each text's moved since the last exit depth, as 1 - cosine."""
+    """The uncertainty of vectors: 1 - cosine with the vector at the previous exit depth."""
 
     def __init__(self, units: list[list[int]], lengths: Sequence[int], pooling: str = "mean") -> None:
         self.units, self.lengths, self.pooling = units, lengths, pooling
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
-        """See the class; infinite at the first exit depth."""
+        """(units,) 1 - cosine; infinite at the first exit depth."""
         from albertkit.tasks.confidence import cosines
 
         if before is None:

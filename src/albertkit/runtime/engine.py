@@ -1,5 +1,5 @@
 """Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `TorchEngine` through
-torch on a GPU; `StaticEngine` reads a table.
+torch on a GPU; `StaticEngine` looks up token vectors.
 
 In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as numpy arrays. Before this file:
 `graph.py` builds the graphs. After it: `runtime_model.py` opens the engine of a model.
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
     from albertkit.model import Batch
 
-NO_POOLER = "this model has no pooler; choose the pooling mean, cls or max"
-NO_MLM_HEAD = "this model has no masked-language-model head, so it cannot fill masks; use a pre-trained checkpoint"
-TABLE_ROWS = 1024  # rows of a static table that are read at once: few enough to stay in the cache
+NO_POOLER = "this model has no pooler. Choose the pooling mean, cls or max."
+NO_MLM_HEAD = "this model has no masked-language-model head, so it cannot fill masks. Use a pre-trained checkpoint."
+TABLE_ROWS = 1024  # rows of a static model read at once; they fit into the cache
 
 
 class Engine:
-    """A model ready to run on the CPU. It takes the layers out of `weights`, so that they are not held twice.
+    """A model on the CPU. It removes the layers from `weights`, so that they are not in memory twice.
 
-    Depth is the number of times the layer is called. Hidden states go from call to call as numpy arrays: copying them
-    costs less than onnxruntime's own values (40 µs per call).
+    Depth is the number of calls of the layer. Hidden states are numpy arrays between calls: copying them costs less
+    than onnxruntime's own values (40 µs per call).
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Engine:
     ) -> None:
         threads = cores() if threads is None else threads
         if not isinstance(threads, int) or not 1 <= threads <= 1024:
-            raise AlbertkitError(f"threads is {threads}; choose 1 to 1024")
+            raise AlbertkitError(f"threads={threads} is out of range. Pass 1 to 1024.")
         self.config, self.threads = config, threads
         self.max_level = machine_max_level() if max_level is None else max_level
-        few = threads if config.options.gru else 1  # a lookup and a small product are quicker without threads
+        few = threads if config.options.gru else 1  # a lookup and a small product are faster with one thread
         self._embedding = open_graph(graphs.embedding_graph(config, weights, self.max_level), few)
         self._layers = [
             [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
             for g in range(config.num_hidden_groups)
         ]
-        self.weights = weights  # what the heads may still need
+        self.weights = weights  # the remaining weights, for the heads
 
     def _open_layer(self, weights: graphs.Weights, prefix: str) -> onnxruntime.InferenceSession:
         graph = graphs.layer_graph(self.config, weights, prefix, self.max_level)
@@ -108,7 +108,7 @@ class Engine:
 
 
 class TorchEngine:
-    """A model ready to run on `device` ("cuda", "mps", or "torch" for torch on the CPU), in float32."""
+    """A model on `device` ("cuda", "mps", or "torch" for torch on the CPU), in float32."""
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights, device: str) -> None:
         self.torch = need("torch", "train", f"device={device!r}")
@@ -118,7 +118,7 @@ class TorchEngine:
         self.device = "cpu" if device == "torch" else device
         if self.device.startswith("cuda") and not self.torch.cuda.is_available():
             raise AlbertkitError(
-                f"device={device!r} is not available: torch finds no GPU on this machine. Omit device to use the CPU"
+                f"device={device!r} is not available: torch finds no GPU on this machine. Omit device to use the CPU."
             )
         known = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
         self.config, self.threads = config, cores()
@@ -177,8 +177,8 @@ class TorchEngine:
 
 
 class StaticEngine:
-    """A table with one vector per token, made by `compress/static_model.py`: no onnxruntime, no layers. Its hidden
-    states are rows of the table; special tokens have rows of zeros.
+    """A static model (`compress/static_model.py`): one vector per token, without onnxruntime and layers. Its hidden
+    states are these vectors; special tokens have zeros.
     """
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights) -> None:
@@ -217,12 +217,12 @@ class StaticEngine:
         return out
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
-        """There is none."""
-        raise AlbertkitError("a static model has no pooler; its vector of a text is the mean of its tokens' vectors")
+        """Raises: a static model has no pooler."""
+        raise AlbertkitError("a static model has no pooler. Choose the pooling mean.")
 
     def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
-        """There are none."""
-        raise AlbertkitError("a static model cannot fill masks; use the model it was made from")
+        """Raises: a static model has no masked-language-model head."""
+        raise AlbertkitError("a static model cannot fill masks. Use its source model.")
 
 
 InferenceEngine = Engine | TorchEngine | StaticEngine
@@ -234,7 +234,7 @@ def open_engine(
     """The engine for a model: onnxruntime on the CPU, torch on another device, a table for a static model."""
     if config.options.static:
         if device != "cpu":
-            raise AlbertkitError(f"device={device!r} is not available for a static model; omit device to use the CPU")
+            raise AlbertkitError(f"device={device!r} is not available: a static model runs on the CPU. Omit device.")
         return StaticEngine(config, weights)
     if device == "cpu":
         return Engine(config, weights, threads)
@@ -245,13 +245,13 @@ def open_engine(
 
 
 def cores() -> int:
-    """Processors this process may use: those it may run on, or fewer where a container has a smaller share of them."""
+    """The number of processors this process may use, by its affinity and the quota of its container."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(available, cpu_quota())))
 
 
 def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors that the control group allows, such as 1.5; inf where it sets no limit."""
+    """The CPU quota of the control group, such as 1.5; inf without a limit."""
     try:
         if (group / "cpu.max").is_file():
             quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
@@ -265,8 +265,8 @@ def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def machine_max_level() -> int:
-    """The highest level of an 8-bit activation. Older x86 processors sum pairs of products of 8-bit numbers in 16 bits,
-    which would overflow; there activations take 7 bits.
+    """The highest level of an 8-bit activation. Older x86 processors sum pairs of 8-bit products in 16 bits, which
+    overflows, so activations have 7 bits there.
     """
     if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
         return MAX_LEVEL
@@ -278,14 +278,16 @@ def machine_max_level() -> int:
 
 
 def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:
-    """A session over a graph; the weights are handed over, not copied."""
+    """An onnxruntime session of a graph. The weights are not copied."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graphs are fused as they are
+    options.graph_optimization_level = (
+        ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    )  # the graphs already use fused operators
     names = list(graph.weights)
     options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
     return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EXCLUDED = np.float32(-1e9)  # added to the attention score of a token that may not be attended to
 MAX_BEAMS = 100
-MAX_BATCHES = 2  # times the token budget: sources and targets whose keys and values are cache at once
+MAX_BATCHES = 2  # times the token budget: sources and targets whose keys and values are cached at once
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class GenerateSettings:
     beams: int = 1
     """Beams of beam search; the text with the best mean log-probability wins. 1 is greedy decoding."""
     no_repeat: int = 0
-    """No n-gram of so many tokens is generated twice; 0 allows everything."""
+    """No n-gram of this size is generated twice; 0 allows repetition."""
     max_tokens: int | None = None
-    """Most tokens to generate; None takes what the model was trained with."""
+    """Maximum number of tokens to generate; the default is that of training."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.beams <= MAX_BEAMS:
-            raise AlbertkitError(f"beams is {self.beams}; choose 1 to {MAX_BEAMS}")
+            raise AlbertkitError(f"beams={self.beams} is out of range. Pass 1 to {MAX_BEAMS}.")
         if (self.max_tokens is not None and self.max_tokens < 1) or self.no_repeat < 0:
             raise AlbertkitError(
-                f"max_tokens is {self.max_tokens} and no_repeat {self.no_repeat}; "
-                f"generate at least 1 token, and no_repeat is 0 or above"
+                f"max_tokens is {self.max_tokens} and no_repeat is {self.no_repeat}. "
+                f"Pass max_tokens of 1 or more, and no_repeat of 0 or more."
             )
 
 
@@ -117,10 +117,12 @@ class KeyValueCache:
     generated: int = 0
 
     def take(self, chosen: np.ndarray) -> None:
-        """Continue with some of the texts, in this order; one may be taken several times."""
+        """Select some of the texts, in this order, possibly with repetitions."""
         if np.array_equal(chosen, np.arange(len(self.origin))):
             return
-        if np.array_equal(self.origin[chosen], self.origin):  # beams of one source change places: its keys stay
+        if np.array_equal(
+            self.origin[chosen], self.origin
+        ):  # only beams of the same source are permuted: the source's keys stay
             for table in (*self.keys, *self.values):
                 table[:, self.source : self.past] = table[chosen, self.source : self.past]
             return
@@ -130,7 +132,7 @@ class KeyValueCache:
 
     @property
     def past(self) -> int:
-        """Places in use."""
+        """The number of cached positions."""
         return self.source + self.generated
 
     def attention_bias(self, new: int) -> np.ndarray:
@@ -148,8 +150,8 @@ def padding_bias(lengths: np.ndarray, width: int) -> np.ndarray:
 
 
 class TextGenerator:
-    """The graphs that generate, opened once for a model. `weights` are those the engine had before it took its layers
-    out.
+    """The graphs for generation, opened once for a model. `weights` are the complete weights, from before `Engine`
+    removed its layers.
     """
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights, engine: Engine, tokenizer: Tokenizer) -> None:
@@ -172,7 +174,7 @@ class TextGenerator:
         return [inner for layer in range(depth) for inner in self._layers[self.config.group_of(layer)]]
 
     def read(self, batch: TokenBatch, depth: int, room: int) -> KeyValueCache:
-        """Read sources, with room for so many target tokens."""
+        """Encode sources, with room for `room` target tokens."""
         hidden = self.engine.run(batch, 0)
         texts, length, _ = hidden.shape
         nothing = np.zeros((texts, 0, self.config.attention_size), np.float32)
@@ -232,7 +234,7 @@ def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Hypothesis], 
 
 
 def expand_text(row: np.ndarray, text: Hypothesis, done: list[Hypothesis], end: int) -> list[Hypothesis]:
-    """A text with its likeliest next token; one that is finished goes to `done`."""
+    """A text with its likeliest next token; a finished text is moved to `done`."""
     word = int(row.argmax())
     total = text.total + float(row[word])
     if word != end:
@@ -244,7 +246,7 @@ def expand_text(row: np.ndarray, text: Hypothesis, done: list[Hypothesis], end: 
 def expand_beams(
     log_probabilities: np.ndarray, own: list[Hypothesis], done: list[Hypothesis], beams: int, end: int
 ) -> tuple[list[Hypothesis], list[int]]:
-    """The best next texts, and which text each continues; finished ones go to `done`, which stays sorted."""
+    """The best continuations, and the text that each continues. Finished ones are moved to `done`, which is sorted."""
     totals = log_probabilities + np.array([text.total for text in own])[:, None]  # (texts, V)
     flat = totals.ravel()
     best = np.argpartition(-flat, min(2 * beams, len(flat) - 1))[: 2 * beams]
@@ -267,7 +269,7 @@ def expand_beams(
 def decode(
     generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings
 ) -> list[Hypothesis]:
-    """The best text for each source: of one that grows by its likeliest token, or of several beams."""
+    """The best text for each source, by greedy decoding or beam search."""
     cache = generator.read(batch, depth, most)
     alive = [[Hypothesis([])] for _ in batch.order]
     done: list[list[Hypothesis]] = [[] for _ in batch.order]
@@ -297,7 +299,7 @@ def decode(
 def generate(
     model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: int | None = None
 ) -> list[GeneratedText]:
-    """What the model generates from each text."""
+    """The generated text for each source text."""
     settings, generator, task = settings or GenerateSettings(), model.generator, model.task
     layers = model.layers_to_apply(depth)
     short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]
@@ -306,8 +308,8 @@ def generate(
     longest = max(map(len, sources), default=0)
     if most > model.max_tokens - longest:
         raise AlbertkitError(
-            f"max_tokens is {most}; after a source of {longest} tokens this model has "
-            f"{model.max_tokens - longest} positions left"
+            f"max_tokens={most} is too large: after a source of {longest} tokens, this model has "
+            f"{model.max_tokens - longest} positions left. Pass fewer."
         )
     found: dict[int, GeneratedText] = {}
     token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)

@@ -2,8 +2,8 @@
 
 In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file:
 `graph_builder.py` collects the nodes. Next: `engine.py` opens the graphs; `interop/onnx_export.py` puts the same parts
-into one file. With int8 weights, each token is scaled by its own largest number, whatever its neighbours are. The
-activation's output is shifted up by the most it can be below zero, to use all 8 bits; the next bias takes it back.
+into one file. With int8 weights, each token has its own scale, so results do not depend on the batch. The output of the
+activation function is shifted to be non-negative, to use all 8 bits; the next bias compensates for the shift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from albertkit.runtime.graph_builder import HIDDEN, Builder, Graph, as_float
 Weights = dict[str, "np.ndarray | QuantizedMatrix"]
 QKV = ("query", "key", "value")
 
-# How far below zero each activation goes; None where it is not bounded closely.
+# The minimum of each activation function, negated; None without a tight bound.
 LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh": None}
 
 
@@ -30,8 +30,8 @@ LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh":
 def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, watch: bool = False) -> Graph:
     """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With `watch`, the inputs of the output, up and down products come out too, for calibration. With the option
-    `window` there is an input `local`; `layer_feed` gives all of them.
+    With `watch`, the inputs of the output, up and down products are also outputs, for calibration. With the option
+    `window` there is an input `local`; `layer_feed` builds all inputs.
     """
     b = Builder(max_level)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
@@ -46,7 +46,7 @@ def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np
     """The inputs of a layer's graph for layer number `layer` (from 0)."""
     fed = {"hidden": hidden, "lengths": lengths}
     window = config.options.window
-    if window:  # within one window there is nothing to hide
+    if window:  # a text within one window needs no mask
         fed["local"] = np.array(config.options.local(layer) and hidden.shape[1] > window + 1)
     return fed
 
@@ -60,9 +60,9 @@ def layer(
     mask: str,
     local: str | bool = False,
 ) -> tuple[str, list[str]]:
-    """One layer over `hidden` (texts, length, H): its result, and what its output, up and down products read.
+    """One layer over `hidden` (texts, length, H): its result, and the inputs of its output, up and down products.
 
-    local: whether tokens attend inside the window only, or the name of an input that says so.
+    local: whether tokens attend inside the window only, or the name of a bool input.
     """
     mixed, bias = input_product(b, config, weights, prefix, hidden)
     if config.options.has_attention_options:
@@ -87,7 +87,7 @@ def input_product(b: Builder, config: AlbertConfig, weights: Weights, prefix: st
 
 
 def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | QuantizedMatrix:
-    """Several matrices as one, rows below rows."""
+    """Several matrices as one, stacked by rows."""
     matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
     smooth = matrices[0].smooth if matrices else None
     is_alike = all(np.array_equal(m.smooth, smooth) for m in matrices)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | Quanti
 def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str, hidden: str) -> str:
     """The end of a layer's first half: the output product, and LayerNorm of its sum with the layer's input."""
     weight = weights[f"{prefix}.attention.output.weight"]
-    if config.options.low_rank:  # for heads as wide as they are computed
+    if config.options.low_rank:  # for heads of width d_a
         plain = as_float(weight).reshape(config.hidden_size, config.num_attention_heads, config.head_size)
         made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(config.hidden_size, -1)
         weight = quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
@@ -111,7 +111,7 @@ def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix:
 
 
 def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
-    """The second half of a layer: what its down product reads, and its result."""
+    """The second half of a layer: the input of its down product, and its result."""
     up = b.product(hidden, "up", weights[f"{prefix}.ffn.up.weight"])
     wide = b.activation(config.hidden_act, up, *_vectors(b, weights, prefix, "ffn.up.bias"))
     down = weights[f"{prefix}.ffn.down.weight"]
@@ -119,7 +119,7 @@ def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, h
     floor = None
     if isinstance(down, QuantizedMatrix):
         floor = LOWEST[config.hidden_act]
-        if floor:  # the bias takes back what adding `floor` to every input adds to the outputs
+        if floor:  # the bias compensates for adding `floor` to every input
             wide = b.node("Add", wide, b.constant(floor, np.float32))
             rows = down.values.sum(axis=1, dtype=np.int64) * down.scale
             down_bias = (down_bias - floor * rows).astype(np.float32)
@@ -139,12 +139,12 @@ def _vectors(b: Builder, weights: Weights, prefix: str, *names: str) -> list[str
 
 
 # Attention beyond canonical ALBERT -------------------------------------------------------------------------------
-# `model/optional_modules.py` is the same in torch, with the formulas. Low rank is multiplied into the matrices around
-# it when the graph is built, so that it runs as attention with narrow heads; 8-bit matrices are rounded again for it.
+# `model/optional_modules.py` is the same in torch, with the formulas. Low-rank matrices are multiplied into their
+# neighbours when the graph is built, so attention runs with narrow heads; 8-bit matrices are rounded again.
 
 
 def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
-    """A matrix whose rows, head by head, go through `matrix` (narrow, wide)."""
+    """A matrix whose rows are multiplied, head by head, by `matrix` (narrow, wide)."""
     plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
     made = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
     if not isinstance(weight, QuantizedMatrix):
@@ -154,7 +154,7 @@ def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> 
 
 
 def expand_low_rank(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str) -> str:
-    """What the output matrix as it is stored would read: heads brought up from low rank, (texts, length, A)."""
+    """The input of the stored output matrix: heads expanded from low rank, (texts, length, A)."""
     if not config.options.low_rank:
         return context
     heads = b.node("Reshape", context, b.constant([0, 0, config.num_attention_heads, config.score_size], np.int64))
@@ -183,7 +183,7 @@ def attend_with_options(
         extra = b.node("Add", theta, outside) if theta else outside
         return b.attend_parts((query, key, value), mask, heads, size, extra)
 
-    if isinstance(local, str):  # one session, which holds each weight once, serves both kinds of layers
+    if isinstance(local, str):  # one session, with each weight once, for both kinds of layers
         return b.choose(local, attend_window, attend_all)
     return attend_window() if local else attend_all()
 
@@ -205,7 +205,7 @@ def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str
 
 
 def outside_window(b: Builder, window: int, query: str) -> str:
-    """HIDDEN for two tokens that do not see each other, else 0; (1, 1, length, length)."""
+    """HIDDEN for two tokens that do not attend to each other, otherwise 0; (1, 1, length, length)."""
     place, column = positions(b, query)
     is_far = b.node("Greater", b.node("Abs", b.node("Sub", place, column)), b.constant(window, np.int64))
     is_later = b.node("Greater", b.node("Min", place, column), b.constant(0, np.int64))  # neither is the first token
@@ -302,7 +302,7 @@ def dense_graph(weights: Weights, name: str, tanh: bool = False) -> Graph:
 
 
 def mlm_head(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> str:
-    """Scores over the vocabulary, through the word table itself."""
+    """Scores over the vocabulary, with tied word embeddings."""
     made = b.float_product(x, "dense", weights["heads.mlm.dense.weight"])
     inner = b.activation(config.hidden_act, made, b.weight("dense.bias", as_float(weights["heads.mlm.dense.bias"])))
     scale, shift = (b.weight(f"norm.{p}", as_float(weights[f"heads.mlm.norm.{p}"])) for p in ("weight", "bias"))

@@ -1,7 +1,7 @@
-"""Nodes to an ONNX graph: what the parts of a model in `graph.py` are built with.
+"""A builder of ONNX graphs, for the parts of a model in `graph.py`.
 
-In: calls that add an operator and give the name of its output. Out: `Graph`, a serialised model without its weights,
-and the arrays that belong in it, each held once. `Builder` uses onnxruntime's fused operators;
+In: calls that add an operator and return the name of its output. Out: `Graph`, a serialised model without its weights,
+and the arrays of the weights, each stored once. `Builder` uses onnxruntime's fused operators;
 `interop/onnx_export.py` has a builder that writes the same model in standard operators only.
 """
 
@@ -18,11 +18,9 @@ from onnx import TensorProto, helper
 from albertkit.quantized import QuantizedMatrix
 
 MICROSOFT = "com.microsoft"
-OPSET, IR = 17, 8  # old enough for every onnxruntime we accept
-HIDDEN = -1e9  # added to the score of a token that may not be seen
-MAX_LEVEL = (
-    255  # of an activation, in 8 bits; 127 where products of 8-bit numbers overflow (`engine.machine_max_level`)
-)
+OPSET, IR = 17, 8  # supported by every accepted onnxruntime
+HIDDEN = -1e9  # added to the score of a masked token
+MAX_LEVEL = 255  # of an 8-bit activation; 127 where 8-bit products overflow (`engine.machine_max_level`)
 FUSED = {"MultiHeadAttention", "FastGelu", "BiasGelu", "QuickGelu", "MatMulIntegerToFloat"}
 
 
@@ -49,7 +47,7 @@ class Builder:
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     constants: list[Any] = field(default_factory=list)
     prefix: str = ""
-    """Stands before the name of each weight, where one graph holds several parts."""
+    """The prefix of each weight's name, for a graph of several parts."""
     count: int = 0
 
     def input(self, name: str, kind: int, shape: list[Any]) -> str:
@@ -65,12 +63,12 @@ class Builder:
         return output
 
     def fresh(self, op: str) -> str:
-        """A new name for what an operator gives."""
+        """A new name for the output of an operator."""
         self.count += 1
         return f"{op}_{self.count}"
 
     def split(self, name: str, parts: int | Sequence[int]) -> list[str]:
-        """Parts along the last axis: as many equal ones, or some of given sizes."""
+        """Split along the last axis, into equal parts or parts of given sizes."""
         count, inputs = (
             (parts, [name]) if isinstance(parts, int) else (len(parts), [name, self.constant(parts, np.int64)])
         )
@@ -79,7 +77,7 @@ class Builder:
         return outputs
 
     def choose(self, flag: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
-        """One of two computations, by a bool of the graph; weights belong to the whole graph."""
+        """One of two computations, chosen by a bool of the graph. Both share the weights of the graph."""
         branches = []
         for make in (yes, no):
             outer, self.nodes = self.nodes, []
@@ -98,7 +96,7 @@ class Builder:
         return name
 
     def weight(self, name: str, array: np.ndarray) -> str:
-        """An array that is held beside the graph."""
+        """An array that is stored outside the graph."""
         self.weights[self.prefix + name] = np.ascontiguousarray(array)
         return self.prefix + name
 
@@ -107,14 +105,14 @@ class Builder:
         return self.weight(name, array.T)
 
     def floats(self, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
-        """A weight as floats, however it is stored."""
+        """A weight as floats, in any storage format."""
         return self.weight(name, as_float(weight))
 
     def product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix, floor: float | None = None) -> str:
-        """x · Wᵀ. `floor`: x is nowhere below -floor, and has been shifted up by it (see `graph.ffn_block`)."""
+        """x · Wᵀ. `floor`: x was at least -floor, and was shifted up by floor (see `graph.ffn_block`)."""
         if isinstance(weight, np.ndarray):
             return self.node("MatMul", x, self.transpose(name, weight))
-        middle = (self.max_level + 1) // 2  # stands for zero where numbers have both signs
+        middle = (self.max_level + 1) // 2  # zero point of signed numbers
         if weight.smooth is not None:
             x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
         size = x if floor is not None else self.node("Abs", x)
@@ -129,12 +127,12 @@ class Builder:
         return self.node("Div", self.integer_product(small, name, weight, zero), grow)
 
     def integer_product(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
-        """The product of whole numbers, multiplied with the scale of each row of W."""
+        """The product of integers, multiplied by the scale of each row of W."""
         one, scale = self.constant(1.0, np.float32), self.weight(f"{name}.scale", weight.scale)
         return self.node("MatMulIntegerToFloat", small, self.transpose(name, weight.values), one, scale, zero)
 
     def float_product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
-        """x · Wᵀ in floats, however W is stored."""
+        """x · Wᵀ in floats, for any storage format of W."""
         return self.product(x, name, as_float(weight))
 
     def norm(self, x: str, scale: str, shift: str, eps: float, kind: str = "") -> str:
@@ -149,7 +147,7 @@ class Builder:
         return self.node("LayerNormalization", x, scale, shift, axis=-1, epsilon=eps)
 
     def activation(self, kind: str, x: str, bias: str) -> str:
-        """The activation of x + bias, in one operator where there is one."""
+        """The activation of x + bias, in one operator if there is one."""
         if kind == "gelu_new":
             return self.node("FastGelu", x, bias)
         if kind == "gelu":
@@ -179,7 +177,7 @@ class Builder:
         for name, array in self.weights.items():
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
             tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
-            tensor.external_data.add(key="location", value="weights")  # never opened: the engine hands the arrays over
+            tensor.external_data.add(key="location", value="weights")  # never opened: the engine passes the arrays
             stored.append(tensor)
         results = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
         results += [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in more or []]

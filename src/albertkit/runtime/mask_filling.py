@@ -1,4 +1,4 @@
-"""Masks filled with the masked-language-model head. No torch.
+"""Fill-mask: predictions of the masked-language-model head. No torch.
 
 In: a `RuntimeModel` with that head, and a text with `[MASK]`. Out: `MaskPrediction`s, the best first. Before this file:
 `runtime_model.py`. After it: `albert.py`; the server calls `encode_masks` and `likeliest_tokens` around its queue.
@@ -42,11 +42,11 @@ def fill_mask(model: RuntimeModel, text: str, k: int, depth: int | None = None) 
 
 
 def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list[int]]:
-    """A text with [MASK] as the model reads it, and the places of its masks."""
+    """The encoding of a text with [MASK], and the positions of its masks."""
     if model.tokenizer.mask_id is None:
-        raise AlbertkitError("this vocabulary has no [MASK]; use a model whose tokenizer has one")
+        raise AlbertkitError("this vocabulary has no [MASK]. Use a model whose tokenizer has one.")
     if not isinstance(k, int) or not 1 <= k <= model.config.vocab_size:
-        raise AlbertkitError(f"k is {k}; choose 1 to {model.config.vocab_size}")
+        raise AlbertkitError(f"k={k} is out of range. Pass 1 to {model.config.vocab_size}.")
     if len(text) > MAX_CHARACTERS:
         raise AlbertkitError(
             f"the text has {len(text):,} characters; with a mask it must fit into {model.max_tokens} tokens. Shorten it"
@@ -54,7 +54,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
     encoding = model.tokenizer.encode(text, recognize_mask=True)
     places = [i for i, token in enumerate(encoding.ids) if token == model.tokenizer.mask_id]
     if not places:
-        raise AlbertkitError(f"{text[:40]!r} has no [MASK]; write [MASK] where a word is missing")
+        raise AlbertkitError(f"{text[:40]!r} has no [MASK]. Write [MASK] where a word is missing.")
     if len(encoding.ids) > model.max_tokens:
         raise AlbertkitError(
             f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {model.max_tokens}. Shorten it"

@@ -1,6 +1,6 @@
 """Task results without torch: examples to features, features through the engine and a head, scores to results.
 
-In: a `RuntimeModel` that was fine-tuned, and examples. Out: the task's results. The same `tasks/` code trained it.
+In: a fine-tuned `RuntimeModel`, and examples. Out: the task's results. Training uses the same code of `tasks/`.
 Before this file: `embed.py` pools. After it: `albert.py`; the server calls `task_features` and `read_heads` around its
 queue.
 """
@@ -30,7 +30,7 @@ class PredictKeywords(TypedDict, total=False):
     depth: int | None
     """Layers to apply."""
     early_exit: EarlyExit
-    """When a text may stop before that: "99%" (or 0.99), "entropy:0.1", for values "change:0.05"."""
+    """The early-exit rule: "99%" (or 0.99), "entropy:0.1", or "change:0.05" for values."""
 
 
 def predict(
@@ -49,7 +49,7 @@ def predict(
 
         if early_exit is not None:
             raise AlbertkitError(
-                "early_exit is not available: generation needs the full depth for every token. Omit it"
+                "early_exit is not available: generation needs the full depth for every token. Omit it."
             )
         return list(generate(model, [example.source for example in examples], depth=depth))
     features = task_features(model, examples, task)
@@ -58,14 +58,14 @@ def predict(
     stats = exit_scores(model, features, examples, early_exit, depth)
     results = model.task.results(stats.outputs, features, examples)
     for result, layers in zip(results, stats.depths.tolist(), strict=True):
-        object.__setattr__(result, "depth", layers)  # just made, and frozen for everybody else
+        object.__setattr__(result, "depth", layers)  # results are frozen dataclasses
     return list(results)
 
 
 def predict_intents(
     model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, early_exit: EarlyExit = None
 ) -> list[IntentResult]:
-    """Intents and slots; a model that only classifies gives intents without slots."""
+    """Intents and slots; a classifier returns intents without slots."""
     if model.metadata.task == "classify" and model.task.kind == "single":
         labels = predict(model, text_examples(texts), "classify", depth, early_exit)
         return [IntentResult.from_classification(label) for label in labels]
@@ -73,21 +73,21 @@ def predict_intents(
 
 
 def check_task(model: RuntimeModel, task: str) -> None:
-    """Refuse a model that was fine-tuned for another task."""
+    """Raise if the model was fine-tuned for another task."""
     made = model.metadata.task
     if made != task:
-        hint = f"; use {TASKS[made].usage}" if made in TASKS else "; fine-tune it first"
-        raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
+        hint = f". Use {TASKS[made].usage}." if made in TASKS else ". Fine-tune it first."
+        raise AlbertkitError(f"{task} is not available: this model was made for {made!r}{hint}")
 
 
 def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> list[Feature]:
-    """What the encoder reads for examples of a task; an error when the model was made for another one."""
+    """The features of examples of a task. Raises if the model was made for another task."""
     check_task(model, task)
     return list(model.task.features(examples, model.tokenizer, model.max_task_tokens))
 
 
 def task_depth(model: RuntimeModel, depth: int | None) -> int:
-    """Layers to apply before the heads; a head on frozen sentence vectors reads only those of trained depths."""
+    """Layers to apply before the heads; a head on frozen sentence vectors supports trained depths only."""
     layers = model.layers_to_apply(depth)
     if reads_vectors(model):
         check_trained_depth(model.config, model.metadata, layers)
@@ -119,7 +119,7 @@ def exit_scores(
 ) -> ExitStats:
     """The heads' scores for each feature, at the depth where its example exited; `depths` are by example."""
     task = model.task
-    task_depth(model, depth)  # or an error
+    task_depth(model, depth)  # raises if the depth is not available
     rule = exit_rule(model, early_exit, depth, task.uncertainty_measure)
     confidence = UncertaintyEstimator(task, features, examples)
     walk = LayerWalk(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
@@ -136,7 +136,7 @@ def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> 
     heads = model.task.heads
     for head in heads:
         if head != "vector" and head not in model.heads:
-            raise AlbertkitError(f"this model has no {head!r} head; fine-tune it for the task first")
+            raise AlbertkitError(f"this model has no {head!r} head. Fine-tune it for the task first.")
     by_head = [head_scores(model, head, hidden, lengths) for head in heads]
     return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
 
@@ -164,7 +164,7 @@ def text_examples(texts: str | Iterable[str], pairs: str | Iterable[str] | None 
     first = list_texts(texts)
     second: Sequence[str | None] = [None] * len(first) if pairs is None else list_texts(pairs)
     if len(second) != len(first):
-        raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
+        raise AlbertkitError(f"there are {len(first)} texts but {len(second)} pairs. Pass one pair for each text.")
     return [TextExample(a, b) for a, b in zip(first, second, strict=True)]
 
 
@@ -178,9 +178,7 @@ def dialogue_turns(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) 
     if isinstance(turns, str):
         return [DialogueTurn("", 0, "", turns)]
     if isinstance(turns, bytes | DialogueTurn) or not isinstance(turns, Iterable):
-        raise AlbertkitError(
-            f"turns is a {type(turns).__name__}; give the turns of a dialogue in a list, in their order"
-        )
+        raise AlbertkitError(f"turns is a {type(turns).__name__}. Pass the turns of a dialogue in a list, in order.")
     return [_turn(place, turn) for place, turn in enumerate(turns)]
 
 
@@ -190,6 +188,6 @@ def _turn(place: int, turn: str | tuple[str, str] | DialogueTurn) -> DialogueTur
     pair = ("", turn) if isinstance(turn, str) else turn
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
         raise AlbertkitError(
-            f"turn {place} is {turn!r:.60}; a turn is the user's text, or a pair: the system's text and the user's"
+            f"turn {place} is {turn!r:.60}. Pass the user's text, or a pair of the system's text and the user's text."
         )
     return DialogueTurn("", place, *pair)

@@ -1,6 +1,6 @@
 """`RuntimeModel`: a stored model opened for inference, and the depths at which it may be used. No torch.
 
-In: a `StoredModel` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked.
+In: a `StoredModel` (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked.
 Before this file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py`, `generate.py`; `albert.Albert`
 is its subclass for users.
 """
@@ -34,9 +34,8 @@ CALIBRATION_TEXTS = 16  # texts that a model opened with `bits` is calibrated on
 class RuntimeModel:
     """A model ready to run.
 
-    source: where it came from. bits: 8 or 4 quantizes a float model. threads: processors to use. device: "cuda" runs
-    through torch. depth: layers to apply unless a call says otherwise. token_budget: tokens computed together
-    (`batching.py`).
+    source: its folder or name. bits: 8 or 4 quantizes a float model. threads: processors to use. device: "cuda" uses
+    torch. depth: default number of layers to apply. token_budget: maximum tokens per batch (`batching.py`).
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class RuntimeModel:
         weights = stored.weights if bits is None else quantize_stored(stored, bits)
         if stored.tokenizer is None:
             raise AlbertkitError(
-                f"{source} has no tokenizer, so it cannot read text; put tokenizer.json beside the weights"
+                f"{source} has no tokenizer, so it cannot read text. Copy tokenizer.json into its folder."
             )
         self.config, self.metadata, self.tokenizer = stored.config, stored.metadata, stored.tokenizer
         self.source, self.bits, self.device, self.token_budget = source, bits, device, token_budget
@@ -76,12 +75,12 @@ class RuntimeModel:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a text that one pass reads, special tokens included."""
+        """Maximum tokens per pass, including special tokens."""
         return self.config.max_position_embeddings
 
     @property
     def max_task_tokens(self) -> int:
-        """Tokens of an example that the model's task was trained with."""
+        """Maximum tokens per example in the training of the model's task."""
         return min(int(self.metadata.details.get("max_length", self.max_tokens)), self.max_tokens)
 
     @cached_property
@@ -94,31 +93,31 @@ class RuntimeModel:
             first = last = [tokenizer.pad_id]
         if self.max_tokens <= len(first) + len(last):
             raise AlbertkitError(
-                f"this model reads {self.max_tokens} tokens, too few for a text and its special tokens"
+                f"this model supports {self.max_tokens} tokens, too few for a text and its special tokens."
             )
         return first, last
 
     @cached_property
     def task(self) -> Any:
-        """The task the model was fine-tuned for, a class of `tasks/`; an error for a model without one."""
+        """The task the model was fine-tuned for, a class of `tasks/`. Raises for a model without a task."""
         from albertkit.tasks import load_task
 
         return load_task(self.metadata)
 
     @cached_property
     def generator(self) -> TextGenerator:
-        """What generates texts, opened when it is first needed."""
+        """The text generator, opened on first use."""
         from albertkit.runtime.generate import TextGenerator
 
         if not isinstance(self.engine, Engine):
-            raise AlbertkitError(f"device={self.device!r} cannot generate texts; omit device to use the CPU")
+            raise AlbertkitError(f"device={self.device!r} cannot generate texts. Omit device to use the CPU.")
         made = TextGenerator(self.config, self._generation_weights, self.engine, self.tokenizer)
         self._generation_weights = {}
         return made
 
     @cached_property
     def mask_model(self) -> RuntimeModel:
-        """What fills masks: this model; for the built-in one for vectors, the built-in one with a
+        """The model that fills masks: this model, or for the built-in vector model the built-in one with a
         masked-language-model head.
         """
         other = None if self.can_fill_masks else builtin.mask_model(self.source)
@@ -129,7 +128,7 @@ class RuntimeModel:
     def check_depth(self, depth: int | None) -> int:
         """The number of layers to apply; None is all of them."""
         if depth is not None and self.config.options.static:
-            raise AlbertkitError(f"depth={depth!r} is not available: a static model has no layers. Omit depth")
+            raise AlbertkitError(f"depth={depth!r} is not available: a static model has no layers. Omit depth.")
         depth = self.config.num_hidden_layers if depth is None else depth
         depth = int(depth) if isinstance(depth, np.integer) else depth
         if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
@@ -142,7 +141,7 @@ class RuntimeModel:
         """Layers to apply for `depth`, or to reach the hidden states of `layer` (0 the embeddings, -1 the last)."""
         if self.config.options.static and (layer is not None or depth is not None):
             raise AlbertkitError(
-                "layer and depth are not available: a static model has one vector per token. Omit layer and depth"
+                "layer and depth are not available: a static model has one vector per token. Omit layer and depth."
             )
         depth = self.depth if depth is None else self.check_depth(depth)
         if layer is None:
@@ -150,13 +149,13 @@ class RuntimeModel:
         if not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
             raise AlbertkitError(f"layer is {layer}; with depth {depth} there are layers 0 (the embeddings) to {depth}")
         if pooling == "pooler" and layer not in (depth, -1):
-            raise AlbertkitError("the pooler reads the last layer; choose mean, cls or max for another one")
+            raise AlbertkitError("the pooler uses the last layer. Choose mean, cls or max for another one.")
         return layer if layer >= 0 else depth + 1 + layer
 
 
 def quantize_stored(stored: StoredModel, bits: int) -> Weights:
-    """The weights of a float model in 8 or 4 bits, calibrated on a few example texts; those of a quantized model as
-    they are.
+    """The weights of a float model in 8 or 4 bits, calibrated on a few example texts. Weights of a quantized model are
+    unchanged.
     """
     if stored.metadata.quantization == f"int{bits}":
         return stored.weights
@@ -179,7 +178,7 @@ def quantize_stored(stored: StoredModel, bits: int) -> Weights:
 
 
 def trained_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
-    """Depths that the vectors of a model with this history were trained for; None where any depth may be good.
+    """The depths for which the vectors of a model were trained; None if any depth may be good.
 
     >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
     (3, 6)
@@ -197,7 +196,7 @@ def trained_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | No
 
 
 def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last training of a model was for a task at its full depth, and at no other.
+    """Whether the last training of a model was for a task at its full depth only.
 
     >>> is_full_depth_only([{"step": "elastic"}, {"step": "quantize"}])
     False
@@ -211,11 +210,11 @@ def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def check_trained_depth(config: AlbertConfig, metadata: ArtifactMetadata, depth: int, remedy: str = "") -> None:
-    """Refuse a depth that a model's vectors were not trained for; `remedy` is another way, for the error."""
+    """Raise for a depth for which a model's vectors were not trained; `remedy` is added to the error."""
     trained = trained_depths(metadata.history)
     if trained is None or depth in (*trained, metadata.depth, config.num_hidden_layers):
         return
     raise AlbertkitError(
         f"depth={depth} is not available: this model was trained for depths {', '.join(map(str, trained))}. "
-        f"Choose one of these{remedy}"
+        f"Pass one of these{remedy}."
     )

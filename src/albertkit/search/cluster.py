@@ -1,4 +1,4 @@
-"""Vectors → groups, each with its most central row: spherical k-means in numpy, the same result every time."""
+"""Clusters of vectors, each with its most central row: deterministic spherical k-means in numpy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 
 ROWS = 8192  # rows compared with the centres at a time
-MOST = 100  # clusters, when their number is not given
-STARTS = 4  # of which the best is kept
-STEPS = 50  # at most, of each start
+MOST = 100  # default limit of the number of clusters
+STARTS = 4  # random initializations; the best is kept
+STEPS = 50  # maximum iterations per start
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Clusters:
 def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Clusters:
     """Group vectors by direction into at most k clusters; by default the square root of n / 2, and not more than 100.
 
-    The best of a few starts is kept. Fewer clusters come back when fewer rows differ.
+    The best of a few initializations is kept. The result has fewer clusters if fewer rows are distinct.
 
     >>> from albertkit import Albert, cluster
     >>> clusters = cluster(Albert().embed(["a cat", "a kitten", "the train", "a railway"]), k=2)
@@ -53,16 +53,14 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Cluster
     """
     rows = np.ascontiguousarray(vectors, np.float32)
     if rows.ndim != 2 or not len(rows):
-        raise AlbertkitError(
-            f"the vectors have shape {rows.shape}; there must be one row for each of one or more texts"
-        )
+        raise AlbertkitError(f"the vectors have shape {rows.shape}. Pass one row per text, for at least one text.")
     if not np.isfinite(rows).all():
-        raise AlbertkitError("the vectors hold NaN or infinity; the model that made them is damaged")
+        raise AlbertkitError("the vectors contain NaN or infinity. Check the model that computed them.")
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     if k is None:
         k = min(MOST, max(1, round(math.sqrt(len(rows) / 2))))
     if k < 1:
-        raise AlbertkitError(f"k is {k}; ask for at least 1 cluster")
+        raise AlbertkitError(f"k={k} is not available. Pass 1 or more.")
     rng = np.random.default_rng(seed)
     results = [_means(rows, _seeds(rows, min(k, len(rows)), rng)) for _ in range(STARTS)]
     labels, closeness = max(results, key=lambda result: float(result[1].sum()))
@@ -77,7 +75,7 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Cluster
 
 
 def _seeds(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """k-means++: each next centre is drawn among the rows far from all centres so far."""
+    """k-means++: each next centre is drawn with a preference for rows far from all previous centres."""
     chosen = [int(rng.integers(len(rows)))]
     far = np.maximum(1 - rows @ rows[chosen[0]], 0).astype(np.float64)
     while len(chosen) < k:

@@ -1,7 +1,7 @@
 """Search: texts in one SQLite file with their words and vectors, found by meaning, by words, or both.
 
-In: files or records and an embedder. Out: an index on disk, and hits. Every batch is one transaction: killed at any
-moment, the index keeps the batches that were finished. docs/results/benchmarks.md has measurements.
+In: files or records and an embedder. Out: an index on disk, and hits. Every batch is one transaction: after a crash,
+the index has all finished batches. docs/results/benchmarks.md has measurements.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MODES = ("hybrid", "vector", "keyword")
 SPLITS = ("lines", "paragraphs", "file")
 FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".ndjson")
 REMEDIES = {
-    "locked": "another program is writing it, so wait until it is done",
-    "readonly": "it may not be written, so choose another place",
-    "fts5": "use a Python whose SQLite has FTS5",
-    "full": "free some space and run the same command again",
-    "not a database": "make an index with  albertkit index FILES -o OUT",
-    "unable to open": "check that you may read it",
+    "locked": "Another program is writing to it: wait until it is done.",
+    "readonly": "It is read-only: choose another path.",
+    "fts5": "Use a Python whose SQLite has FTS5.",
+    "full": "Free some disk space and rerun the command.",
+    "not a database": "Build an index with  albertkit index FILES -o OUT",
+    "unable to open": "Check its permissions.",
 }
 SCHEMA = f"""
 PRAGMA page_size = 16384; PRAGMA application_id = {MAGIC}; PRAGMA user_version = {FORMAT};
@@ -61,7 +61,7 @@ CREATE TABLE free (slot INTEGER PRIMARY KEY);
 
 
 class Embedder(Protocol):
-    """What turns texts into vectors, which the index brings to length 1; `Albert` is one."""
+    """A model that computes vectors of texts, such as `Albert`. The index normalizes the vectors."""
 
     @property
     def dim(self) -> int: ...
@@ -72,7 +72,7 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A found text.
+    """A search result.
 
     >>> from albertkit import Albert, Index, Record
     >>> index = Index.create("notes.idx", Albert())
@@ -91,7 +91,7 @@ class SearchHit:
     source: str
     line: int
     matched: str
-    """What found the text: "meaning" (its vector), "words" (words of the query), or "both"."""
+    """What matched: "meaning" (the vector), "words" (words of the query), or "both"."""
 
 
 class Index:
@@ -114,21 +114,21 @@ class Index:
             self._sql = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
             self._sql.execute("PRAGMA trusted_schema = OFF")  # an index may come from anywhere
             self._sql.execute("PRAGMA cache_size = -32000")
-            self._sql.execute(f"PRAGMA mmap_size = {2**40}")  # reads from the system's own cache, with no copy of ours
+            self._sql.execute(f"PRAGMA mmap_size = {2**40}")  # reads from the page cache without a copy
             self._sql.execute("CREATE TEMP TABLE seen (slot INTEGER PRIMARY KEY)")
 
     @classmethod
     def create(cls, path: Path | str, embedder: Embedder, overwrite: bool = False, place: str = "") -> Index:
-        """A new, empty index; it appears whole or not at all. `place` is kept to tell where the model lay."""
+        """A new, empty index, created atomically. `place` records the path of the model."""
         path = Path(path)
         if path.exists() and (path.is_dir() or not overwrite):
-            raise AlbertkitError(f"{path} exists already; choose another place or allow overwriting (--force)")
+            raise AlbertkitError(f"{path} already exists. Choose another path, or overwrite it (--force).")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
             os.close(handle)
         except OSError as error:
-            raise AlbertkitError(f"{path} cannot be written: {error.strerror}; choose another place") from None
+            raise AlbertkitError(f"{path} cannot be written: {error.strerror}. Choose another path.") from None
         scratch = Path(name)
         try:
             connection = sqlite3.connect(scratch, isolation_level=None)
@@ -147,10 +147,10 @@ class Index:
 
     @classmethod
     def open(cls, path: Path | str, embedder: Embedder | None) -> Index:
-        """An index that exists. Without an embedder it can delete and search by keyword."""
+        """Open an index. Without an embedder, it supports deletion and keyword search only."""
         path = Path(path)
         if not path.is_file():
-            raise AlbertkitError(f"{path} is not a file; make an index with  albertkit index FILES -o {path}")
+            raise AlbertkitError(f"{path} is not a file. Build an index with  albertkit index FILES -o {path}")
         index = cls(path, embedder)
         try:
             index._check()
@@ -160,25 +160,25 @@ class Index:
         return index
 
     def _check(self) -> None:
-        """Is this an index, and of this model?"""
+        """Raise unless this is an index of this model."""
         with self._errors():
             magic, version = (self._one(f"PRAGMA {name}") for name in ("application_id", "user_version"))
             if magic != MAGIC:
-                raise AlbertkitError(f"{self.path} is not an index; make one with  albertkit index FILES -o OUT")
+                raise AlbertkitError(f"{self.path} is not an index. Build one with  albertkit index FILES -o OUT")
             if version != FORMAT:
-                raise AlbertkitError(f"{self.path} has format {version}; this albertkit reads {FORMAT}, so update it")
+                raise AlbertkitError(f"{self.path} has format {version}, not {FORMAT}. Update albertkit.")
             facts = dict(self._sql.execute("SELECT key, value FROM meta"))
         self.model, dim = (str(facts.get(key, "")) for key in ("model", "dim"))
         if not self.model or not dim.isdecimal() or not 1 <= int(dim) <= 65_536:
-            raise AlbertkitError(f"{self.path} is damaged: it does not name its model; index the files anew")
+            raise AlbertkitError(f"{self.path} is damaged: it does not name its model. Index the files again.")
         self.dim, self.place = int(dim), str(facts.get("place", ""))
         with self._errors():
             self._words, self._blocks = KeywordTable(self._sql), VectorTable(self._sql, self.path, self.dim)
         ours = self.embedder
         if ours is not None and (ours.name, ours.dim) != (self.model, self.dim):
             raise AlbertkitError(
-                f"{self.path} was made with model {self.model} ({dim} numbers a text) and this is {ours.name} "
-                f"({ours.dim}); open it with the first, or index the files anew (--force)"
+                f"{self.path} was built with model {self.model} ({dim} dimensions), not {ours.name} ({ours.dim}). "
+                "Open it with the former, or index the files again (--force)."
             )
 
     def __enter__(self) -> Index:
@@ -192,17 +192,16 @@ class Index:
             return int(self._one("SELECT count(*) FROM texts"))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._sql.close()
 
     # Writing ------------------------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[Record], batch: int = 512, progress: Callable[[int], object] | None = None) -> int:
-        """Add or replace records; returns how many were new or changed. Only texts that are new to the index are
-        embedded.
+        """Add or replace records; returns the number of new or changed records. Only new texts are embedded.
 
-        Each batch is one transaction, so that after a crash a second run resumes where the first one ended.
+        Each batch is one transaction, so a second run resumes after the last batch of a crashed run.
         """
         changed, source = 0, iter(records)
         while group := list(islice(source, max(1, batch))):
@@ -236,7 +235,7 @@ class Index:
         return changed
 
     def _vectors(self, texts: Iterable[str]) -> dict[str, StoredVector]:
-        """The vector of each text: taken from the index where an equal text is there, else embedded."""
+        """The vector of each text: from the index if it contains an equal text, otherwise embedded."""
         ask, slots = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1", {}
         for text in dict.fromkeys(texts):
             row = self._sql.execute(ask, (_hash(text), text)).fetchone()
@@ -249,29 +248,29 @@ class Index:
         return found
 
     def _unit_vectors(self, texts: list[str], vectors: np.ndarray | None = None) -> np.ndarray:
-        """The vectors of texts at length 1; embedded where they are not known."""
+        """The unit vectors of texts; computed if they are not passed."""
         if vectors is None and self.embedder is None:
-            raise AlbertkitError(f"{self.path} was opened without a model; only keyword search works so (name it: -m)")
+            raise AlbertkitError(f"{self.path} was opened without a model: only keyword search works. Pass one (-m).")
         if vectors is None and self.embedder is not None:
             vectors = self.embedder.embed(texts)
         rows = np.asarray(vectors, np.float32)
         if rows.shape != (len(texts), self.dim) or not np.isfinite(rows).all():
             raise AlbertkitError(
-                f"the model gave vectors of shape {rows.shape}, or not finite ones; "
-                f"{self.path} needs {(len(texts), self.dim)}"
+                f"the model returned vectors of shape {rows.shape}, or not finite ones: "
+                f"{self.path} needs {(len(texts), self.dim)}. Check the model."
             )
         unit: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return unit
 
     def _slots(self, count: int) -> Iterator[int]:
-        """Places for new rows: those that deleting freed, then new ones at the end."""
+        """Slots for new rows: first those of deleted rows, then new ones at the end."""
         top = 1 + max(self._one(f"SELECT coalesce(max(slot), -1) FROM {table}") for table in ("texts", "free"))
         old = [slot for (slot,) in self._sql.execute("SELECT slot FROM free LIMIT ?", (count,))]
         self._sql.executemany("DELETE FROM free WHERE slot = ?", [(slot,) for slot in old])
         return iter([*old, *range(top, top + count - len(old))])
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete records by id; returns how many there were."""
+        """Delete records by id; returns the number of deleted records."""
         return self._delete("id = ?", [(id,) for id in ids])
 
     def delete_source(self, source: str) -> int:
@@ -279,7 +278,7 @@ class Index:
         return self._delete("source = ?", [(source,)])
 
     def delete_unseen(self, places: Iterable[Path | str]) -> int:
-        """Of these files and folders, delete the records that nothing added since the index was opened."""
+        """Delete the records of these files and folders that were not added since the index was opened."""
         inside = "(source = ? OR substr(source, 1, length(?)) = ?) AND slot NOT IN seen"
         folders = [(str(place), str(place).rstrip("/") + "/") for place in places]
         return self._delete(inside, [(name, folder, folder) for name, folder in folders])
@@ -303,18 +302,18 @@ class Index:
     def search(self, query: str, k: int = 10, mode: str = "hybrid") -> list[SearchHit]:
         """The k best texts for a query; fewer when fewer match.
 
-        Hybrid mode ranks texts by reciprocal rank fusion of both searches, so a text with many words of the query may
-        come before one with a higher cosine.
+        Hybrid mode ranks texts by reciprocal rank fusion of both searches. So a text with many words of the query may
+        precede one with a higher cosine.
         """
         return self.search_many([query], k, mode)[0]
 
     def search_many(
         self, queries: Sequence[str], k: int = 10, mode: str = "hybrid", vectors: np.ndarray | None = None
     ) -> list[list[SearchHit]]:
-        """`search` for many queries, which share each pass over the vectors; `vectors` of the queries if known."""
+        """`search` for many queries in one pass over the vectors; `vectors` of the queries, if they are known."""
         check_choice("mode", mode, MODES)
         if not 1 <= k <= 10_000:
-            raise AlbertkitError(f"k is {k}; it must be a whole number from 1 to 10000")
+            raise AlbertkitError(f"k={k} is out of range. Pass a whole number from 1 to 10000.")
         if not len(queries):
             return []
         by_vector: list[Ranked] = []
@@ -360,7 +359,7 @@ class Index:
 
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
-        """All or nothing, one thread at a time."""
+        """A transaction, for one thread at a time."""
         with self._lock, self._errors():
             self._sql.execute(f"BEGIN {kind}")
             try:
@@ -375,14 +374,14 @@ class Index:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the second from a damaged text
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged text
             raise AlbertkitError(_sentence(self.path, error)) from None
 
 
 def _sentence(path: Path, error: Exception) -> str:
     says = "".join(c if c.isprintable() else "?" for c in str(error))
     remedies = [remedy for sign, remedy in REMEDIES.items() if sign in says]
-    return f"{path} cannot be used ({says}); {remedies[0] if remedies else 'index the files anew'}"
+    return f"{path} cannot be used ({says}). {remedies[0] if remedies else 'Index the files again.'}"
 
 
 def _hash(text: str) -> int:
@@ -397,8 +396,8 @@ def records_from(
 ) -> Iterator[Record]:
     """Records of text files (one per line, paragraph or file) and of tables (one per row, the text in `field`).
 
-    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is named itself is
-    always read. `field` makes text files JSONL; without it the field is `text`.
+    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is passed explicitly is
+    always read. With `field`, text files are read as JSONL; the default field is `text`.
     """
     check_choice("split", split, SPLITS)
     for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):

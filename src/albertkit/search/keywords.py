@@ -1,8 +1,7 @@
-"""Keywords in an SQLite file: an FTS5 table that holds the words of each text, not the text.
+"""Keyword search in an SQLite file: an FTS5 table with the words of each text, without the text.
 
-In: a connection and texts or a query. Out: the slots with the best BM25. Scripts without spaces are taken a character
-at a time, and a query in them as pairs of neighbours, so that Chinese words of two characters are found with no
-dictionary.
+In: a connection and texts or a query. Out: the slots with the best BM25. In scripts without spaces, each character is a
+word, and a query consists of pairs of neighbours. So Chinese words of two characters are found without a dictionary.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import sqlite3
 from albertkit.search.vectors import Ranked
 
 TERMS = 64  # words of a query that are looked up
-COMMON = 20  # a word in more than one text of so many says little and costs much
-# Scripts written without spaces: Chinese, Japanese, Thai, Lao, Burmese, Khmer. Each character is a word of its own.
+COMMON = 20  # a word in more than one of this many texts is common: slow and little informative
+# Scripts written without spaces: Chinese, Japanese, Thai, Lao, Burmese, Khmer. Each character is a word.
 UNSPACED = (
     "\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U00020000-\U0003ffff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
@@ -27,24 +26,24 @@ CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61 rem
 
 
 class KeywordTable:
-    """The table of words; transactions are the caller's."""
+    """The table of words. The caller manages transactions."""
 
     def __init__(self, sql: sqlite3.Connection) -> None:
         self.sql = sql
         sql.execute("CREATE VIRTUAL TABLE temp.counts USING fts5vocab (main, words, row)")
 
     def add(self, slot: int, text: str) -> None:
-        """Put the words of a text under a slot that has none."""
+        """Add the words of a text to an empty slot."""
         self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, space_characters(text)))
 
     def remove(self, slot: int, text: str) -> None:
-        """Take the words of the text that was added away again."""
+        """Remove the words of a text from its slot."""
         self.sql.execute(
             "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, space_characters(text))
         )
 
     def best(self, query: str, k: int, rows: int) -> Ranked:
-        """The k best of all rows that hold any word of the query; common words count only when no other is found."""
+        """The k best rows with any word of the query. Common words are used only if no other word matches."""
         counts = {term: self._count(term) for term in terms(query)}
         rare = [term for term, count in counts.items() if count <= max(1000, rows // COMMON)]
         others = sorted((term for term in counts if term not in rare), key=lambda term: counts[term])
@@ -55,14 +54,14 @@ class KeywordTable:
         return self.sql.execute(ask, (" OR ".join(wanted), k)).fetchall() if wanted else []
 
     def _count(self, term: str) -> int:
-        """In how many texts a term is at most: as many as its rarest word."""
+        """An upper bound of the number of texts with a term: the count of its rarest word."""
         ask = "SELECT doc FROM temp.counts WHERE term = ?"
         found = [self.sql.execute(ask, (word,)).fetchone() for word in term.strip('"').split()]
         return min((row[0] if row else 0 for row in found), default=0)
 
 
 def space_characters(text: str) -> str:
-    """The text as the keyword table gets it: characters of unspaced scripts stand alone.
+    """The text for the keyword table: spaces around each character of a script without spaces.
 
     >>> space_characters("Tea 北京!")
     'Tea  北  京 !'
@@ -71,7 +70,7 @@ def space_characters(text: str) -> str:
 
 
 def terms(query: str) -> list[str]:
-    """Quoted phrases for FTS5, any of which may match: each word, and each two neighbours in unspaced scripts.
+    """Quoted phrases for FTS5: each word, and each pair of neighbours in scripts without spaces.
 
     >>> terms('tea AND "北京站')
     ['"tea"', '"and"', '"北 京"', '"京 站"']

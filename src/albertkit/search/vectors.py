@@ -1,7 +1,7 @@
-"""Vectors in an SQLite file: blocks of 1,024 rows as bytes, each row with its own scale, all compared by numpy.
+"""Vector search in an SQLite file: blocks of 1,024 int8 rows with one scale per row, compared by numpy.
 
-In: a connection and rows. Out: the slots with the highest dot product. A few blocks are in memory at a time, however
-many there are. One thread at a time.
+In: a connection and rows. Out: the slots with the highest dot product. Only a few blocks are in memory at a time. It
+is not thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 
 BLOCK = 1024  # rows in a stored block
-PART = 256  # rows turned into floats at a time, so that they stay in the processor's cache
+PART = 256  # rows converted to floats at a time, so that they fit into the processor's cache
 QUERIES = 256  # queries answered in one pass over the blocks
 Ranked: TypeAlias = list[tuple[float, int]]  # (score, slot), best first
 SCHEMA = """
@@ -27,14 +27,14 @@ JOINED = "scales s JOIN vectors v ON s.block = v.block"
 
 
 class StoredVector(NamedTuple):
-    """One vector as bytes and a scale; a scale of 0 marks a slot that holds nothing."""
+    """One vector as bytes and a scale; a scale of 0 marks an empty slot."""
 
     scale: float = 0.0
     data: np.ndarray | None = None
 
     @classmethod
     def all_from(cls, vectors: np.ndarray) -> list[StoredVector]:
-        """Rows of floats, rounded to 255 steps of their own largest value."""
+        """Rows of floats, rounded to 255 levels of each row's largest value."""
         scales = np.maximum(np.abs(vectors).max(axis=1), 1e-12) / 127
         data = np.round(vectors / scales[:, None]).astype(np.int8)
         return [cls(float(scale), row) for scale, row in zip(scales, data, strict=True)]
@@ -45,7 +45,7 @@ class StoredVector(NamedTuple):
 
 
 class VectorTable:
-    """The two tables of vectors; transactions are the caller's."""
+    """The two tables of vectors. The caller manages transactions."""
 
     def __init__(self, sql: sqlite3.Connection, path: Path, dim: int) -> None:
         self.sql, self.path, self.dim = sql, path, dim
@@ -92,9 +92,9 @@ class VectorTable:
     def _scores(self, turned: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Block by block, a row of scores for each query.
 
-        Bytes become floats in one room that is kept, since fresh memory costs more than the arithmetic. For one query
-        numpy gets a stack of single rows, in parts that fit the processor's cache: given a matrix, BLAS would wake its
-        threads for each part, which takes longer than the work. Many queries are worth it.
+        Bytes are converted to floats in one reused buffer, since allocation costs more than the arithmetic. For one
+        query, numpy gets a stack of single rows, in parts that fit into the processor's cache. With a matrix, BLAS
+        would start its threads for each part, which takes longer than the product. For many queries it pays off.
         """
         count = turned.shape[1]
         step = PART if count == 1 else BLOCK
@@ -116,12 +116,12 @@ class VectorTable:
     def _arrays(self, scales: bytes, vectors: bytes) -> tuple[np.ndarray, np.ndarray]:
         sizes = [len(data) if isinstance(data, bytes) else -1 for data in (scales, vectors)]
         if sizes != [4 * BLOCK, BLOCK * self.dim]:
-            raise AlbertkitError(f"{self.path} is damaged: a block of vectors has the wrong size; index the files anew")
+            raise AlbertkitError(f"{self.path} is damaged (a block has the wrong size). Index the files again.")
         return np.frombuffer(scales, "<f4"), np.frombuffer(vectors, np.int8).reshape(BLOCK, self.dim)
 
 
 def fuse(*lists: Ranked) -> Ranked:
-    """Reciprocal rank fusion: what stands high in several lists stands first."""
+    """Reciprocal rank fusion: rows with a high rank in several lists come first."""
     total: dict[int, float] = {}
     for ranked in lists:
         for rank, (_, slot) in enumerate(ranked, 1):

@@ -18,7 +18,7 @@ CJK = (
     "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u30ff\u3105-\u312f\u31a0-\u31bf\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
 )
-SPACE = "▁"  # how SentencePiece writes the beginning of a word
+SPACE = "▁"  # SentencePiece's mark of a word start
 NODE_LIMIT = 1_000_000
 Spans = list[tuple[int, int]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -29,9 +29,9 @@ _LETTERS = re.compile(rf"(?:(?![{CJK}])[^\W_])+")
 class Charsmap:
     """SentencePiece's compiled normalisation table: strings and their replacements.
 
-    The blob is a double-array trie (`darts-clone`), then the replacements, each ended by a zero byte. Branches share
-    their ends, so the trie has few nodes and very many strings. Visiting all nodes takes a tenth of a second, and ASCII
-    text does not need it: the constructor checks the ASCII nodes, the first other character the rest.
+    The blob is a double-array trie (`darts-clone`), then the replacements, each terminated by a zero byte. Branches
+    share suffixes, so the trie has few nodes for very many strings. Visiting all nodes takes a tenth of a second. The
+    constructor checks only the ASCII nodes; the first non-ASCII character triggers the full check.
     """
 
     def __init__(self, blob: bytes):
@@ -61,7 +61,7 @@ class Charsmap:
 
     @functools.cached_property
     def continuations(self) -> frozenset[str]:
-        """The characters that stand second or later in some string of the table; every node is checked for it."""
+        """The characters at the second or a later position of some string in the table. Visits every node."""
         try:
             return frozenset(self._find_continuations())
         except (ValueError, IndexError) as error:
@@ -100,7 +100,7 @@ class Charsmap:
         start = unit & 0x7FFFFFFF
         new = self.texts[start : self.texts.index(b"\0", start)].decode()
         if SPACE in new:
-            raise ValueError(f"it makes {SPACE!r} of something")
+            raise ValueError(f"a replacement contains {SPACE!r}")
         return new
 
     def longest_match(self, text: str, at: int) -> tuple[int, str]:
@@ -120,16 +120,16 @@ class Charsmap:
 
 
 def _damaged_table(error: Exception) -> AlbertkitError:
-    return AlbertkitError(f"the tokenizer's normalisation table is damaged ({error}): copy the original file again")
+    return AlbertkitError(f"the tokenizer's normalisation table is damaged ({error}). Copy the original file again.")
 
 
 class Normalizer:
     """Normalises a text and maps each character of the result to its span in the text.
 
     This is the original `preprocess_text` (white space, NFKD, no combining characters, lower case) followed by
-    SentencePiece's own normalisation (longest match in its table). Almost every character is changed the same way
-    wherever it stands, so its result is cached. The few that depend on their neighbours (a final sigma, Hangul letters
-    that combine, a literal "▁") send the text through `_normalize_in_context`.
+    SentencePiece's own normalisation (longest match in its table). The result of most characters does not depend on
+    the context and is cached. A text with other characters (a final sigma, combining Hangul letters, a literal "▁")
+    is normalised by `_normalize_in_context`.
     """
 
     _MARK = "\uffff"  # the result depends on the neighbours
@@ -139,10 +139,10 @@ class Normalizer:
         self.table = Charsmap(charsmap) if charsmap else None
         self._cache: dict[str, str] = {}
         changed = self.table.changed if self.table else frozenset()
-        self.plain_ascii = all(c.isupper() and lower for c in changed)  # does ASCII stay as it is, but for case?
+        self.plain_ascii = all(c.isupper() and lower for c in changed)  # whether only the case of ASCII changes
 
     def __call__(self, text: str) -> tuple[str, Spans | None]:
-        """The normalised text, and for each of its characters the span it came from (None: its own place).
+        """The normalised text, and the source span of each of its characters (None: the same position).
 
         There is one space between words, and none at the ends. With `split_scripts`, runs of letters and digits are
         separate words: "使用Python3." becomes "使用 python3 .".
@@ -167,7 +167,7 @@ class Normalizer:
             if part:
                 spans += [(i, i + 1)] * len(part)
             elif spans and unicodedata.combining(text[i]):
-                spans[-1] = (spans[-1][0], i + 1)  # an accent belongs to the letter before it
+                spans[-1] = (spans[-1][0], i + 1)  # an accent belongs to the previous letter
         return self._collapse_spaces(joined, spans)
 
     @staticmethod
@@ -181,7 +181,7 @@ class Normalizer:
         return "".join([text[i] for i in kept]), [spans[i] if spans else (i, i + 1) for i in kept]
 
     def _normalize_character(self, c: str) -> str:
-        """The normalised form of one character, or the mark if it depends on the neighbours."""
+        """The normalised form of one character, or the mark if it depends on its neighbours."""
         prepared = self._prepare(c)
         continuations = self.table.continuations if self.table else frozenset()
         if SPACE in prepared or (self.lower and "Σ" in prepared) or not continuations.isdisjoint(prepared):
@@ -194,12 +194,12 @@ class Normalizer:
         return result
 
     def _prepare(self, c: str) -> str:
-        """White space, compatibility forms and accents; the table of SentencePiece comes later."""
+        """Normalise white space, compatibility forms and accents. SentencePiece's table is applied later."""
         if c.isspace():
             return " "
         if self.strip:
             c = "".join(x for x in unicodedata.normalize("NFKD", c) if not unicodedata.combining(x))
-        if self.table is None:  # a vocabulary trained here: controls vanish, what can be one character is one
+        if self.table is None:  # a vocabulary trained by albertkit: drop control characters, and compose
             c = unicodedata.normalize("NFKC", "".join(x for x in c if unicodedata.category(x) not in ("Cc", "Cf")))
         return c
 
@@ -207,7 +207,7 @@ class Normalizer:
         prepared = [(x, i) for i, c in enumerate(text) for x in self._prepare(c)]
         joined = "".join(x for x, _ in prepared)
         origin = [i for x, i in prepared for _ in (x.lower() if self.lower else x)]
-        joined = joined.lower() if self.lower else joined  # the text at once, since a final sigma is another letter
+        joined = joined.lower() if self.lower else joined  # the whole text, since a final sigma depends on the context
         at = 0
         out: list[str] = []
         spans: Spans = []
@@ -216,7 +216,7 @@ class Normalizer:
             out += new
             spans += [(origin[at], origin[at + size - 1] + 1)] * len(new)
             at += size
-        kept = len("".join(out).rstrip(" " + SPACE))  # SentencePiece takes a literal ▁ at the end for a space
+        kept = len("".join(out).rstrip(" " + SPACE))  # SentencePiece treats a literal ▁ at the end as a space
         normalized, places = self._collapse_spaces("".join(out)[:kept], spans[:kept])
         if normalized.startswith(SPACE) and places:  # a literal ▁ at the start has the text's own ▁ before it
             normalized, places = SPACE + normalized, [places[0], *places]
@@ -224,7 +224,7 @@ class Normalizer:
 
 
 def _split_scripts(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
-    """A space on both sides of each run of letters and digits; inserted spaces stand for no character."""
+    """Insert a space on both sides of each run of letters and digits; inserted spaces have empty spans."""
     ends = {at for run in _LETTERS.finditer(text) for at in run.span()}
     places = sorted(at for at in ends if 0 < at < len(text) and text[at] != " " and text[at - 1] != " ")
     if not places:
@@ -245,4 +245,4 @@ def check_text(text: object) -> str:
     """Check that a text is a str; lone surrogates become U+FFFD."""
     if isinstance(text, str):
         return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
-    raise AlbertkitError(f"the text is {type(text).__name__} ({text!r:.40}) and must be str: convert or decode it")
+    raise AlbertkitError(f"the text is {type(text).__name__} ({text!r:.40}), not str. Convert or decode it.")

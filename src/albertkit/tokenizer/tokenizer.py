@@ -47,7 +47,7 @@ class Encoding:
 
 
 class Tokenizer:
-    """Text to ids and back, for one vocabulary; threads may share it.
+    """Text to ids and back, for one vocabulary. It is thread-safe.
 
     >>> from albertkit import Albert
     >>> tokenizer = Albert().tokenizer
@@ -75,7 +75,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str, vocab_size: int | None = None, *, trusted: bool = False) -> Tokenizer:
-        """Load the tokenizer of a model folder; `vocab_size` is the config's and must fit the files.
+        """Load the tokenizer of a model folder. `vocab_size` is that of the config and must match the files.
 
         trusted: the files were written together (their hashes were checked), so they are not compared.
         """
@@ -110,7 +110,7 @@ class Tokenizer:
         min_count: int = 2,
         split_scripts: bool = False,
     ) -> Tokenizer:
-        """Train a new vocabulary; the texts are read once, one by one.
+        """Train a new vocabulary. The texts are read once, one by one.
 
         min_count: how often a pair of tokens must occur to be merged; for WordPiece only.
         split_scripts: for unigram vocabularies of languages without spaces; tokens cross neither punctuation nor
@@ -119,12 +119,12 @@ class Tokenizer:
         The unigram trainer of the tokenizers library does not guarantee the same vocabulary for the same texts, so keep
         the result.
         """
-        from albertkit.tokenizer import train_vocabulary  # imported here, since few programs need it
+        from albertkit.tokenizer import train_vocabulary  # imported here, since it is rarely needed
 
         if kind == "unigram":
             return cls(train_vocabulary.train_unigram(texts, vocab_size, lower, not keep_accents, split_scripts))
         if kind != "wordpiece" or split_scripts:
-            raise AlbertkitError(f"kind is {kind!r}: choose 'unigram', or 'wordpiece' without split_scripts")
+            raise AlbertkitError(f"kind is {kind!r}. Choose 'unigram', or 'wordpiece' without split_scripts.")
         return cls(train_vocabulary.train_wordpiece(texts, vocab_size, lower, not keep_accents, min_count))
 
     # --- text to ids ------------------------------------------------------------
@@ -155,22 +155,23 @@ class Tokenizer:
     ) -> list[Encoding]:
         """Many texts or pairs at once.
 
-        max_length: the maximum number of tokens, special ones included; the longer text of a pair is cut first.
+        max_length: the maximum number of tokens, with special tokens. The longer text of a pair is truncated first.
         add_specials: add [CLS] and [SEP].
         recognize_mask: "[MASK]" in a text is the mask token; otherwise it is ordinary text.
         """
         if isinstance(texts, str | bytes) or isinstance(pairs, str | bytes):
-            raise AlbertkitError("texts is one text: use encode, or pass a list of texts")
+            raise AlbertkitError("texts is a single text. Use encode, or pass a list of texts.")
         texts, pairs = list(texts), None if pairs is None else list(pairs)
         if pairs is not None and len(pairs) != len(texts):
-            raise AlbertkitError(f"there are {len(texts)} texts and {len(pairs)} pairs: pass one pair for each text")
+            raise AlbertkitError(f"there are {len(texts)} texts but {len(pairs)} pairs. Pass one pair for each text.")
         if pairs is not None and self.kind == "phoneme":
-            raise AlbertkitError("a phoneme model takes no pairs: pass one text")
+            raise AlbertkitError("a phoneme model does not support pairs. Pass one text.")
         extra = 0 if not add_specials else 2 + (pairs is not None)
         least = extra + 1 + (pairs is not None)
         if max_length is not None and (type(max_length) is not int or max_length < least):
             raise AlbertkitError(
-                f"max_length is {max_length!r} and must be at least {least}: special tokens and one of each text"
+                f"max_length={max_length!r} is too small for the special tokens and one token per text. "
+                f"Pass at least {least}."
             )
         spans = self._spans([check_text(text) for text in [*texts, *(pairs or ())]], recognize_mask)
         rows: Iterable[Sequence[TokenSpans]] = zip(spans[: len(texts)], spans[len(texts) :], strict=True)
@@ -182,7 +183,7 @@ class Tokenizer:
     def _encoding(self, texts: Sequence[TokenSpans], add_specials: bool) -> Encoding:
         """Put the special tokens around the texts."""
         cls = self.pad_id if self.cls_id is None else self.cls_id
-        sep = self.pad_id if self.sep_id is None else self.sep_id  # as Kokoro has it
+        sep = self.pad_id if self.sep_id is None else self.sep_id  # as in Kokoro
         out = Encoding([], [], [], [], unk_id=self.unk_id)
 
         def add(spans: TokenSpans, segment: int, special: bool = False) -> None:
@@ -227,7 +228,7 @@ class Tokenizer:
         found = []
         for i in ids:
             if not 0 <= i < self.vocab_size:
-                raise AlbertkitError(f"id {i} is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}")
+                raise AlbertkitError(f"id {i} is not in the vocabulary. Pass ids from 0 to {self.vocab_size - 1}.")
             found.append(self.vocabulary.tokens[i])
         return found
 
@@ -285,7 +286,7 @@ class Tokenizer:
 
 
 def _truncate(texts: Sequence[TokenSpans], limit: int | None) -> Sequence[TokenSpans]:
-    """One or two texts with at most `limit` tokens; the longer is cut first, and of two equal ones the second."""
+    """One or two texts with at most `limit` tokens. The longer text is truncated first, of equal ones the second."""
     lengths = [len(spans.ids) for spans in texts]
     over = 0 if limit is None else sum(lengths) - limit
     if over <= 0:
@@ -300,7 +301,7 @@ def _truncate(texts: Sequence[TokenSpans], limit: int | None) -> Sequence[TokenS
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Without garbage collection: visiting 30,000 new tokens again and again takes a quarter of the loading time."""
+    """Disable garbage collection, which takes a quarter of the time to load 30,000 tokens."""
     was_on = gc.isenabled()
     gc.disable()
     try:

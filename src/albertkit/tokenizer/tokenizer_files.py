@@ -56,17 +56,17 @@ def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabula
             tokens = vocabulary.tokens if trusted else read_spiece(spiece, lower=lower, keep_accents=accents).tokens
             if tokens != vocabulary.tokens:
                 sizes = f"{len(vocabulary.tokens)} and {len(tokens)} tokens in tokenizer.json and spiece.model"
-                raise AlbertkitError(f"{folder} has different vocabularies ({sizes}): {USE_RIGHT_FILE}")
+                raise AlbertkitError(f"{folder} has two different vocabularies ({sizes}). {USE_RIGHT_FILE}")
             vocabulary = dataclasses.replace(vocabulary, spiece=read_bytes(spiece))
     elif spiece.is_file() and vocab.is_file():
         rule = "English ALBERT needs the first, Chinese and Korean the second"
-        raise AlbertkitError(f"{folder} contains both spiece.model and vocab.txt: remove one ({rule})")
+        raise AlbertkitError(f"{folder} contains both spiece.model and vocab.txt. Remove one: {rule}.")
     elif spiece.is_file():
         path, vocabulary = spiece, read_spiece(spiece, lower=lower, keep_accents=accents)
     elif vocab.is_file():
         path, vocabulary = vocab, read_vocab(vocab, lower=lower, strip_accents=options.get("strip_accents"))
     else:
-        raise AlbertkitError(f"{folder} contains no tokenizer: copy tokenizer.json, spiece.model or vocab.txt there")
+        raise AlbertkitError(f"{folder} contains no tokenizer. Copy tokenizer.json, spiece.model or vocab.txt there.")
     if vocab_size is not None:
         check_size(path, vocabulary, vocab_size)
     return vocabulary
@@ -78,7 +78,7 @@ def _read_options(path: Path) -> dict[str, bool]:
     found = {k: data[k] for k in ("do_lower_case", "keep_accents", "strip_accents") if data.get(k) is not None}
     for key, value in found.items():
         if not isinstance(value, bool):
-            raise AlbertkitError(f"{key} in {path} is {value!r} and must be true or false: correct it")
+            raise AlbertkitError(f"{key} in {path} is {value!r}. Set it to true or false.")
     return found
 
 
@@ -92,7 +92,7 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
         if model_type == "Unigram":
             return _read_unigram(path, data, steps)
         if model_type not in ("WordPiece", "WordLevel"):
-            raise AlbertkitError(f"{path} is a {model_type} model, not Unigram or WordPiece: {USE_RIGHT_FILE}")
+            raise AlbertkitError(f"{path} is a {model_type} model, not Unigram or WordPiece. {USE_RIGHT_FILE}")
         ids: dict[str, int] = model["vocab"]
         if not ids or not all(type(i) is int and 0 <= i < MAX_TOKENS for i in ids.values()):
             raise TypeError("its ids are not small whole numbers")
@@ -114,11 +114,11 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise AlbertkitError(f"{path} is not a usable tokenizer.json ({reason}): copy the original again") from None
+        raise AlbertkitError(f"{path} is not a usable tokenizer.json ({reason}). Copy the original again.") from None
 
 
 def _steps(step: Any, key: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, in order; `key` is what a sequence calls them."""
+    """The steps of a normalizer or pre-tokenizer, in order; `key` is their name in a sequence."""
     if step is None:
         return []
     if step["type"] == "Sequence":
@@ -215,7 +215,7 @@ def wordpiece_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
 
 
 def metaspace_words(split_scripts: bool = False) -> pre_tokenizers.Sequence:
-    """Words, each with a "▁" before it; with `split_scripts`, only runs of letters and digits have one."""
+    """Words with a "▁" before each; with `split_scripts`, only before runs of letters and digits."""
     parts: list[Any] = [pre_tokenizers.WhitespaceSplit()]
     if split_scripts:
         parts.append(pre_tokenizers.Split(Regex(f"{LETTERS}+"), "isolated"))

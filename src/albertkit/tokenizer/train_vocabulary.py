@@ -20,19 +20,19 @@ from albertkit.tokenizer.normalizer import SPACE, Normalizer, check_text
 from albertkit.tokenizer.tokenizer_files import metaspace_words, set_bert_rules
 from albertkit.tokenizer.vocabulary import MAX_TOKENS, SPECIALS, Vocabulary, wordpiece_vocabulary
 
-PUNCTUATION = r"[[\p{P}\p{S}]&&[^" + SPACE + "]]"  # with split_scripts, no token contains one beside others
+PUNCTUATION = r"[[\p{P}\p{S}]&&[^" + SPACE + "]]"  # with split_scripts, each is a separate token
 SEPARATE_SYMBOLS = '()"-.–£€'  # always single tokens in ALBERT's English vocabulary
-NO_VOCABULARY = "the texts gave no vocabulary: pass at least a few hundred lines of text"
+NO_VOCABULARY = "no vocabulary could be trained on these texts. Pass at least a few hundred lines of text."
 
 
 def train_unigram(
     texts: Iterable[str], vocab_size: int, lower: bool, strip_accents: bool, split_scripts: bool
 ) -> Vocabulary:
-    """A unigram vocabulary: special tokens, symbols that stay separate, then the most probable tokens first.
+    """A unigram vocabulary: special tokens, separate symbols, then tokens by falling probability.
 
-    The library visits words and letters in the order of a hash table, which changes from run to run. Two steps undo
-    that. Scores are rounded far above the noise of another order of addition. Letters without a token get the lowest
-    score plus 0, 0.0001, 0.0002 and so on, here in alphabetical order.
+    The library visits words and letters in hash-table order, which changes from run to run. Two steps reduce the
+    effect. Scores are rounded far above the noise of the summation order. Letters without a token get the lowest score
+    plus 0, 0.0001, 0.0002 and so on, in alphabetical order.
     """
     first = [*SPECIALS["unigram"], *("" if split_scripts else SEPARATE_SYMBOLS)]
     normalize = Normalizer(b"", lower, strip_accents, split_scripts)
@@ -61,10 +61,10 @@ def train_unigram(
 def train_wordpiece(
     texts: Iterable[str], vocab_size: int, lower: bool, strip_accents: bool, min_count: int
 ) -> Vocabulary:
-    """A WordPiece vocabulary, in two rounds over the texts, kept in a temporary file: first letters, then tokens.
+    """A WordPiece vocabulary, trained in two passes over the texts: first letters, then tokens.
 
-    The trainer numbers the letters inside words ("##a") in the order of a hash table, and breaks ties by these numbers,
-    so one round gives another vocabulary each time. Letters that are passed in keep their order.
+    The trainer numbers the letters inside words ("##a") in hash-table order and breaks ties by these numbers. So a
+    single pass would give a different vocabulary each time. Letters that are passed in keep their order.
     """
 
     def train_round(lines: Iterable[str], size: int, fixed: list[str]) -> list[str]:
@@ -93,20 +93,20 @@ def train_wordpiece(
 
 
 def _checked(texts: Iterable[str], vocab_size: int, specials: int) -> Iterator[str]:
-    """The texts, each checked when it is read, and the size of the vocabulary at once."""
+    """The texts, each checked when it is read. The vocabulary size is checked at once."""
     if isinstance(texts, str | bytes):
-        raise AlbertkitError("texts is one text: pass a list or an iterator of texts")
+        raise AlbertkitError("texts is a single text. Pass a list or an iterator of texts.")
     if type(vocab_size) is not int or not specials < vocab_size <= MAX_TOKENS:
-        raise AlbertkitError(f"vocab_size is {vocab_size!r} and must be a number from {specials + 1} to {MAX_TOKENS}")
+        raise AlbertkitError(f"vocab_size={vocab_size!r} is out of range. Pass {specials + 1} to {MAX_TOKENS}.")
     return map(check_text, texts)
 
 
 def _train(tokenizer: RustTokenizer, lines: Iterable[str], trainer: trainers.Trainer) -> Any:
-    """The vocabulary that the library makes of some lines."""
+    """The vocabulary that the library trains on some lines."""
     try:
         tokenizer.train_from_iterator(lines, trainer)
     except AlbertkitError:
         raise
     except Exception as error:  # the trainers raise bare exceptions
-        raise AlbertkitError(f"{NO_VOCABULARY} ({error})") from None
+        raise AlbertkitError(f"{NO_VOCABULARY} (The trainer failed: {error})") from None
     return json.loads(tokenizer.to_str())["model"]["vocab"]

@@ -3,8 +3,8 @@
 In: texts. Out: the ids of each text, or a `TokenSpans` with offsets into the text. Before this file: `normalizer.py`
 and the model in the `tokenizers` library. After it: `tokenizer.py`.
 
-The tokens of a word do not depend on its neighbours, and few words make up most of a text. So `ids` normalises and
-tokenizes each word once and caches the result: 1.5 to 5 times as fast as whole texts through the library.
+The tokens of a word do not depend on its neighbours, so `ids` normalises and tokenizes each distinct word once and
+caches the result. This is 1.5 to 5 times as fast as the library on whole texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXTS_PER_STEP, WORDS_PER_CALL = 1024, 256
 
 
 class TokenSpans(NamedTuple):
-    """The tokens of one text, without special tokens, and the characters that each covers."""
+    """The tokens of one text, without special tokens, and the characters that each token covers."""
 
     ids: list[int]
     offsets: Spans
@@ -42,7 +42,7 @@ class TokenSpans(NamedTuple):
 
 
 class Unigram:
-    """A unigram model; its cache changes no result, so threads may share it."""
+    """A unigram model. The cache does not change results, so threads may share the model."""
 
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
@@ -50,7 +50,7 @@ class Unigram:
         self.normalize = Normalizer(vocabulary.charsmap, *rules)
         names = vocabulary.tokens.copy()
         for i in vocabulary.hidden:
-            names[i] = " " + names[i]  # no word contains a space: so "<pad>" in a text is ordinary text
+            names[i] = " " + names[i]  # no word contains a space, so "<pad>" in a text is ordinary text
         model = models.Unigram(list(zip(names, vocabulary.scores, strict=True)), vocabulary.unk_id, False)
         self._rust = RustTokenizer(model)  # puts "▁" before the text
         self._rust_no_prefix = RustTokenizer(model)

@@ -25,12 +25,12 @@ SPECIALS: dict[str, tuple[str, ...]] = {  # pad, unknown, cls, sep, mask: in the
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
 }
 MAX_FILE_BYTES, MAX_TOKENS = 64 << 20, 1_000_000
-USE_RIGHT_FILE = "use the tokenizer file that came with the checkpoint"
+USE_RIGHT_FILE = "Use the tokenizer file of the checkpoint."
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A whole tokenizer as data: its tokens in the order of their ids, and its rules."""
+    """A complete tokenizer as data: its tokens in the order of their ids, and its rules."""
 
     kind: Kind
     tokens: list[str]
@@ -54,11 +54,11 @@ def read_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise AlbertkitError(f"{path} has {size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}")
+            raise AlbertkitError(f"{path} has {size} bytes: a tokenizer file has at most {MAX_FILE_BYTES}.")
         return path.read_bytes()
     except OSError as error:
         raise AlbertkitError(
-            f"{path} cannot be read ({error.strerror or error}): check the path and its permissions"
+            f"{path} cannot be read ({error.strerror or error}). Check the path and its permissions."
         ) from None
 
 
@@ -66,18 +66,18 @@ def check_tokens(vocabulary: Vocabulary, path: Path | str) -> Vocabulary:
     """Check that a vocabulary has no repeated token and has ALBERT's special tokens; returns it."""
     if len(vocabulary.ids) != len(vocabulary.tokens):
         twice = next(token for i, token in enumerate(vocabulary.tokens) if vocabulary.ids[token] != i)
-        raise AlbertkitError(f"{path} contains the token {twice!r} twice: {USE_RIGHT_FILE}")
+        raise AlbertkitError(f"{path} contains the token {twice!r} twice. {USE_RIGHT_FILE}")
     missing = [name for name in SPECIALS[vocabulary.kind] if name not in vocabulary.ids]
     if missing:
-        raise AlbertkitError(f"{path} lacks {', '.join(missing)}, which ALBERT needs: {USE_RIGHT_FILE}")
+        raise AlbertkitError(f"{path} lacks {', '.join(missing)}, which ALBERT needs. {USE_RIGHT_FILE}")
     return vocabulary
 
 
 def check_size(path: Path, vocabulary: Vocabulary, vocab_size: int) -> None:
-    """Check the vocabulary against a model: the embedding table may be padded, but not smaller nor much larger."""
+    """Check the vocabulary against a model: the embedding table may be padded, but not smaller or much larger."""
     size = len(vocabulary.tokens)
     if not size <= vocab_size <= max(size * 1.1, size + 1024):
-        raise AlbertkitError(f"{path} has {size} tokens and the model's vocab_size is {vocab_size}: {USE_RIGHT_FILE}")
+        raise AlbertkitError(f"{path} has {size} tokens, but the model's vocab_size is {vocab_size}. {USE_RIGHT_FILE}")
 
 
 def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
@@ -90,18 +90,18 @@ def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
         if "" in tokens or not (math.isfinite(sum(scores)) and max(map(abs, scores)) <= 1e6):
             raise ValueError("a token has no text or no usable score")
     except ValueError as error:  # UnicodeDecodeError is one
-        raise AlbertkitError(f"{path} is not a SentencePiece model ({error}): copy the original again") from None
+        raise AlbertkitError(f"{path} is not a SentencePiece model ({error}). Copy the original again.") from None
     kind, spaces = model.trainer.model_type, model.normalizer
     if kind != 1:
-        raise AlbertkitError(f"{path} is a model of type {kind} and must be unigram (type 1): {USE_RIGHT_FILE}")
+        raise AlbertkitError(f"{path} is a model of type {kind}, not unigram (type 1). {USE_RIGHT_FILE}")
     if not (spaces.dummy_prefix and spaces.extra_spaces and spaces.escape) or model.trainer.whitespace_suffix:
-        raise AlbertkitError(f"{path} does not treat spaces as ALBERT does: {USE_RIGHT_FILE}")
+        raise AlbertkitError(f"{path} does not treat spaces as ALBERT does. {USE_RIGHT_FILE}")
     if not {1, 2, 3, 4}.issuperset(types):  # normal, unknown, control, user-defined
         raise AlbertkitError(
-            f"{path} has byte or unused tokens, which ALBERT does not support: train the model without them"
+            f"{path} has byte or unused tokens, which ALBERT does not support. Train the model without them."
         )
     if types.count(2) != 1:
-        raise AlbertkitError(f"{path} has {types.count(2)} unknown tokens and must have one: copy the original again")
+        raise AlbertkitError(f"{path} has {types.count(2)} unknown tokens, not one. Copy the original again.")
     vocabulary = Vocabulary(
         kind="unigram",
         tokens=tokens,
@@ -121,9 +121,9 @@ def read_vocab(path: Path, *, lower: bool, strip_accents: bool | None) -> Vocabu
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise AlbertkitError(f"{path} is not UTF-8 text ({error.reason}): vocab.txt has one token per line") from None
+        raise AlbertkitError(f"{path} is not UTF-8 text ({error.reason}). Write one token per line in UTF-8.") from None
     if "\0" in text:
-        raise AlbertkitError(f"{path} contains binary data: vocab.txt is UTF-8 text with one token per line")
+        raise AlbertkitError(f"{path} contains binary data. Write one token per line in UTF-8.")
     tokens = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
     return wordpiece_vocabulary(tokens, path, lower, lower if strip_accents is None else strip_accents)
 
@@ -131,19 +131,19 @@ def read_vocab(path: Path, *, lower: bool, strip_accents: bool | None) -> Vocabu
 def wordpiece_vocabulary(tokens: list[str], path: Path | str, lower: bool, strip_accents: bool) -> Vocabulary:
     """A checked WordPiece vocabulary."""
     if len(tokens) > MAX_TOKENS:
-        raise AlbertkitError(f"{path} has {len(tokens)} tokens, more than {MAX_TOKENS}: use the right file")
+        raise AlbertkitError(f"{path} has {len(tokens)} tokens, more than {MAX_TOKENS}. {USE_RIGHT_FILE}")
     vocabulary = check_tokens(Vocabulary("wordpiece", tokens, [], frozenset(), None, lower, strip_accents), path)
     hidden = [vocabulary.ids[name] for name in SPECIALS["wordpiece"]]
     return Vocabulary("wordpiece", tokens, [], frozenset(hidden), hidden[1], lower, strip_accents)
 
 
 def symbols_vocabulary(symbols: list[str], lower: bool = False) -> Vocabulary:
-    """One character, one id; "" keeps an id free; the last of repeated symbols counts, as in PL-BERT."""
+    """One id per character; "" reserves an id. Of repeated symbols the last one is used, as in PL-BERT."""
     for i, symbol in enumerate(symbols):
         if not isinstance(symbol, str) or len(symbol) > 1:
-            raise AlbertkitError(f"symbol {i} is {symbol!r}, and a symbol is one character: split it or use ''")
+            raise AlbertkitError(f"symbol {i} is {symbol!r}: a symbol must be one character. Split it or use ''.")
     if not symbols or len(symbols) > MAX_TOKENS or not symbols[0]:
-        raise AlbertkitError(f"a table of {len(symbols)} symbols is not usable: pass 1 to {MAX_TOKENS}, padding first")
+        raise AlbertkitError(f"{len(symbols)} symbols were passed. Pass 1 to {MAX_TOKENS} symbols, padding first.")
     last = {symbol: i for i, symbol in enumerate(symbols)}
     tokens = [symbol if last[symbol] == i else "" for i, symbol in enumerate(symbols)]
     return Vocabulary("phoneme", tokens, [], frozenset(), None, lower, False)
@@ -189,7 +189,7 @@ def _spiece_class() -> type[Message]:
 
 
 def parse_spiece(data: bytes) -> Message:
-    """The protobuf message in a `spiece.model`; ValueError if it is none or has no tokens."""
+    """The protobuf message in a `spiece.model`. Raises ValueError if it is invalid or has no tokens."""
     from google.protobuf.message import DecodeError
 
     try:
