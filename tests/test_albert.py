@@ -189,16 +189,16 @@ def test_long_texts(albert):
         (lambda a: a.embed(["a", float("nan")]), "text 1 is missing"),
         (lambda a: a.embed(["a", 3]), "text 1 is a int"),
         (lambda a: a.embed([b"a"]), "decode it first"),
-        (lambda a: a.embed(b"a"), "decode it first"),
+        (lambda a: a.embed(b"a"), "Decode it first"),
         (lambda a: a.embed(3), "texts is a int"),
         (lambda a: a.embed("a", pooling="mena"), "did you mean 'mean'"),
         (lambda a: a.embed("a", layer=9), "layers 0 .the embeddings. to 3"),
         (lambda a: a.embed("a", layer=1, pooling="pooler"), "uses the last layer"),
         (lambda a: a.embed("a", depth=0), "depth is 0"),
-        (lambda a: a.embed("a", dim=33), "dim is 33"),
+        (lambda a: a.embed("a", dim=33), "dim=33 is not"),
         (lambda a: a.embed("a", long_texts="cut"), "long_texts is 'cut'"),
         (lambda a: a.fill_mask("no mask"), r"has no \[MASK\]"),
-        (lambda a: a.fill_mask("[MASK]", k=0), "k is 0"),
+        (lambda a: a.fill_mask("[MASK]", k=0), "k=0 is out"),
         (lambda a: a.fill_mask("x " * 100 + "[MASK]"), "must fit into 64"),
     ],
 )
@@ -270,7 +270,7 @@ def test_device_errors(folder):
             Albert(folder, device="cuda")
     with pytest.raises(AlbertkitError, match="cannot use device 'nonsense'"):
         Albert(folder, device="nonsense")
-    with pytest.raises(AlbertkitError, match="threads is 0"):
+    with pytest.raises(AlbertkitError, match="threads=0 is out"):
         Albert(folder, threads=0)
 
 

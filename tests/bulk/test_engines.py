@@ -207,7 +207,7 @@ def test_errors_come_before_the_work(models, tmp_path):
     (tmp_path / "full" / "letter.txt").write_text("dear")
     with pytest.raises(AlbertkitError, match=r"contains 'letter.txt' and no _manifest.json"):
         run(str(tmp_path / "full"))
-    with pytest.raises(AlbertkitError, match="dim is 900"):
+    with pytest.raises(AlbertkitError, match="dim=900 is not"):
         run(str(tmp_path / "out"), task_options={"dim": 900})
     with pytest.raises(AlbertkitError, match="classify is not available"):
         run_bulk("classify", [str(file)], str(tmp_path / "out"), engine=in_process, model=str(models / "int8"))

@@ -47,7 +47,7 @@ def test_shape_can_be_a_config_file(tmp_path):
     config = tiny(num_hidden_layers=8, num_hidden_groups=4)
     (tmp_path / "my.json").write_text(json.dumps(config.to_dict()))
     assert planner.config_of(str(tmp_path / "my.json")) == config
-    with pytest.raises(AlbertkitError, match=r"none.json does not exist. Name a config"):
+    with pytest.raises(AlbertkitError, match=r"none.json does not exist. Pass a config"):
         planner.config_of(str(tmp_path / "none.json"))
 
 

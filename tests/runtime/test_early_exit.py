@@ -498,7 +498,7 @@ def test_a_depth_beside_an_exit(albert, folder, tmp_path):
     assert deep and all(flat(found[i]) == pytest.approx(flat(plain[i]), abs=1e-6) for i in deep)
     write_artifact(read_artifact(folder("classify")), tmp_path / "model")
     calibrate(tmp_path / "model", examples("classify", 100))
-    with pytest.raises(AlbertkitError, match="calibrated for depth 5, and depth is 3"):
+    with pytest.raises(AlbertkitError, match="calibrated for depth 5, but depth is 3"):
         Albert(tmp_path / "model").classify("cat", depth=3, early_exit=0.5)
     with pytest.raises(AlbertkitError, match=r"results \(classify\), not for its vectors. Choose cosine"):
         Albert(tmp_path / "model").embed("cat", early_exit=0.5)

@@ -113,7 +113,7 @@ def test_long_questions_lose_their_end():
     places = {p for f in features for p in f.offsets}
     assert places - {(0, 0)} == set(ENGLISH.encode(CONTEXT, add_specials=False).offsets)
     assert ask(AnswerTask(stride=4), [question], max_length=20)[0].text == "Denver Broncos"
-    with pytest.raises(AlbertkitError, match="max_length is 4"):
+    with pytest.raises(AlbertkitError, match="max_length=4"):
         AnswerTask().features([question], ENGLISH, 4)
     assert all(len(f.ids) <= 5 for f in AnswerTask().features([question], ENGLISH, 5))
 

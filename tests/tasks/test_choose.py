@@ -56,7 +56,7 @@ def test_a_long_question_keeps_the_choice():
     assert len(one.ids) == len(two.ids) == 12 and one.ids != two.ids
     assert one.ids[1:3] == [ENGLISH.encode(CONTEXT).ids[1], ENGLISH.sep_id]
     assert ENGLISH.tokens(one.ids)[-2] == "▁because" and ENGLISH.tokens(two.ids)[-2] == "▁never"
-    with pytest.raises(AlbertkitError, match="max_length is 4"):
+    with pytest.raises(AlbertkitError, match="max_length=4"):
         TASK.features([long], ENGLISH, 4)
     assert [len(f.ids) for f in TASK.features([long], ENGLISH, 5)] == [5, 5]
 
