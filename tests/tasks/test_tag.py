@@ -210,7 +210,7 @@ def test_a_word_longer_than_a_window():
 
 
 def test_too_short_a_window_is_an_error():
-    with pytest.raises(AlbertkitError, match="max_length is 2"):
+    with pytest.raises(AlbertkitError, match="max_length=2"):
         TASK.features([TaggedExample("a b", ())], ENGLISH, 2)
 
 
