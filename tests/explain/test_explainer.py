@@ -265,15 +265,15 @@ def test_the_built_in_model_for_words_fills_masks_for_the_other():
 @pytest.mark.parametrize(
     ("model", "asked", "why"),
     [
-        ("pairs", {"text": "a " * 100}, "must fit into 64"),
-        ("names", {"text": "a " * 100}, "does not fit into the 64 tokens"),
-        ("reader", {"text": "a " * 100, "question": "who?"}, "does not fit"),
-        ("words", {"text": "a " * 100}, "must fit into 64"),
+        ("pairs", {"text": "a " * 100}, "has at most 64"),
+        ("names", {"text": "a " * 100}, "maximum of 64 tokens"),
+        ("reader", {"text": "a " * 100, "question": "who?"}, "longer than the model"),
+        ("words", {"text": "a " * 100}, "has at most 64"),
         ("pairs", {"text": "a " * 600_000}, "1,200,000 characters"),
         ("pairs", {"text": "a", "pair": "a " * 600_000}, "1,200,000 characters"),
         ("words", {"text": "[MASK]" + "a " * 600_000}, "1,200,006 characters"),
         ("pairs", {"text": ""}, "has no word"),
-        ("reader", {"text": "a b"}, "needs question"),
+        ("reader", {"text": "a b"}, "needs a question"),
         ("exam", {"text": "a b"}, "a model for 'choose' cannot be explained"),
         ("names", {"text": "a b", "pair": "c"}, "is not used"),
         ("pairs", {"text": "a b", "target": "yess"}, "did you mean 'yes'"),
@@ -287,7 +287,7 @@ def test_the_built_in_model_for_words_fills_masks_for_the_other():
         ("pairs", {"text": "a b", "methods": "gradient"}, "did you mean 'gradients'"),
         ("pairs", {"text": "a b", "hide": "gone"}, "choose one of mask, drop, pad"),
         ("pairs", {"text": "a b", "hide": "drop", "methods": "gradients"}, "choose mask or pad"),
-        ("pairs", {"text": "a b", "steps": 2, "methods": "gradients"}, "choose 8 to 1024"),
+        ("pairs", {"text": "a b", "steps": 2, "methods": "gradients"}, "Choose 8 to 1024"),
         ("pairs", {"text": "a b", "depth": 0}, "depth is 0"),
     ],
 )
@@ -306,5 +306,5 @@ def test_a_missing_extra_is_named(topics, monkeypatch):
 def test_changed_files_are_refused(topics, folders):
     explainer = Explainer(Albert(topics))
     explainer.albert.source = folders["pairs"]
-    with pytest.raises(AlbertkitError, match="open it again"):
+    with pytest.raises(AlbertkitError, match="Open it again"):
         explain(explainer, "cat oak")

@@ -327,7 +327,7 @@ def test_a_model_without_an_endpoint_is_an_error(server):
         answer = server.post(path, body)
         assert answer.status_code == 424 and "does not have" in answer.json()["error"], answer.text
     answer = server.post("/explain", {"text": LONG})
-    assert answer.status_code == 422 and "must fit into 64" in answer.json()["error"]
+    assert answer.status_code == 422 and "has at most 64" in answer.json()["error"]
 
 
 # What describes it -----------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_limits(server, alberts):
     wrong = server.post("/explain", {"text": "a", "model": "words", "attention": "yes"})
     assert wrong.status_code == 422
     long = server.post("/explain", {"text": "word " * 100, "model": "words", "attention": "float"})
-    assert long.status_code == 422 and "must fit into 64" in long.json()["error"]
+    assert long.status_code == 422 and "has at most 64" in long.json()["error"]
     model = SimpleNamespace(albert=alberts["words"])
     with pytest.raises(HttpError, match="it may have 50"):
         asyncio.run(explain_api.attention_of(None, model, SimpleNamespace(tokens=60), 100, "float"))

@@ -76,7 +76,7 @@ def test_generation_measures_a_token_cost_of_its_own(folders):
     async def test(service, model):
         own = model.generate_cost
         reading, own.seconds = model.token_cost.seconds, 1.0  # so slow that nothing fits
-        with pytest.raises(HttpError, match="takes about .* send fewer texts") as caught:
+        with pytest.raises(HttpError, match="takes about .* Send fewer texts") as caught:
             request = tasks_api.GenerateRequest(texts="a text")
             await tasks_api.generate(RequestContext(service), request)
         assert caught.value.status == 413

@@ -1,9 +1,9 @@
 """Hidden states and attention of one text, computed in plain numpy.
 
 In: a stored model and one text or its token ids. Out: `LayerActivations`. The engine's fused layer operator returns
-no attention; this file repeats its arithmetic step by step. Quantized weights are used as the floats they stand for,
-so the numbers are close to the engine's, which also rounds activations. It is slow; use it for single texts. Next:
-`explainer.py`.
+no attention, so this module repeats its computation step by step. Quantized weights are dequantized to floats. The
+numbers are close to those of the engine, which also quantizes activations. The code is slow; use it for single texts.
+`explainer.py` uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import as_float
 
 GRU_PARTS = ("input_weight", "input_bias", "state_weight", "state_bias")
-MAX_TOKENS = 256  # attention grows with the square of the tokens, times layers and heads
+MAX_TOKENS = 256  # the size of attention is tokens² × layers × heads
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class NumpyEncoder:
 
     def __init__(self, config: AlbertConfig, weights: Mapping[str, Any], depth: int | None = None) -> None:
         if config.options.static:
-            raise AlbertkitError("a static model has no layers to explain; choose an ALBERT model")
+            raise AlbertkitError("a static model has no layers to explain. Choose an ALBERT model.")
         self.config = config
         self.depth = depth or config.num_hidden_layers
-        # The word table keeps its stored form: a text needs few of its rows.
+        # The word table is not dequantized: a text needs few of its rows.
         self.words: np.ndarray | QuantizedMatrix = weights["encoder.embeddings.word.weight"]
         prefixes = ("encoder.embeddings.", "encoder.groups.")
         self.weights: dict[str, np.ndarray] = {
@@ -161,9 +161,9 @@ class AttentionMap:
 
 
 def rollout(attention: np.ndarray) -> np.ndarray:
-    """Attention multiplied through the layers, (layers, heads, tokens, tokens) → (tokens, tokens).
+    """Attention rollout, the product of the layers: (layers, heads, tokens, tokens) → (tokens, tokens).
 
-    A layer is the mean A of its heads with half of it on the residual path, (A + 1) / 2 (Abnar and Zuidema, 2020).
+    Each layer is (A + 1) / 2, where A is the mean of its heads and 1 the residual path (Abnar and Zuidema, 2020).
 
     >>> rollout(np.array([[[[1.0, 0.0], [1.0, 0.0]]]])).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
@@ -182,7 +182,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function to 2e-7 (Abramowitz and Stegun 7.1.26), since numpy has none."""
+    """The error function with an error of 2e-7 (Abramowitz and Stegun 7.1.26); numpy has none."""
     t = 1 / (1 + 0.3275911 * np.abs(x))
     sums = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return np.asarray(np.sign(x) * (1 - sums * np.exp(-np.square(x))), np.float32)

@@ -1,9 +1,9 @@
-"""What is explained, and how much each word contributes to it.
+"""The explained value, and the contribution of each word to it.
 
 In: a `TokenizedInput` and its scores at full depth. Out: an `ExplainTarget`, one value of the prediction, and an
 `Attribution` of it by occlusion: value of the text - value without the word. The value is the log-odds ln(p / (1 - p))
 of a class, word or token (for an answer, the sum over its first and last token), a regression's value, or a cosine.
-Before: `explain_input.py`; next: `gradients.py`, the other method, and `explainer.py`.
+Imports `explain_input.py`. `gradients.py`, the other method, and `explainer.py` use it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ExplainTarget:
 
     @property
     def unit(self) -> str:
-        """What the value is: log-odds, value or cosine."""
+        """Unit of the value: log-odds, value or cosine."""
         return {"number": "value", "cosine": "cosine"}.get(self.form, "log-odds")
 
     def select(self, read: Sequence[Any]) -> list[tuple[Any, int]]:
@@ -67,7 +67,7 @@ class ExplainTarget:
         if self.form == "cosine":
             other = self.reference if self.reference is not None else read[1]
             return cosines(read[0][None], np.asarray(other)[None])
-        if self.form == "word":  # already computed by `read_target`: the scores of all words are large
+        if self.form == "word":  # already computed by `read_target`, because the scores of all words need much memory
             return np.asarray(read[0], np.float64)[None]
         selected = self.select(read)
         if self.form in ("label", "number"):
@@ -106,7 +106,7 @@ def choose_target(
     kind = tokenized.kind
     if settings.at is not None and kind not in ("tag", "intent", "answer", "fill"):
         raise AlbertkitError(
-            f"at={settings.at!r} is not used for {kind!r}: it selects a word, a mask or an end of an answer; omit it"
+            f"at={settings.at!r} is not used for {kind!r}: it selects a word, a mask or an end of an answer. Omit it."
         )
     if kind in ("similar", "embed"):
         return _cosine_target(tokenized, read, settings)
@@ -229,9 +229,7 @@ def _check_unused(target: str | None, reason: str) -> None:
 
 @dataclass(frozen=True)
 class Attribution:
-    """How much each word contributes to the target's value: positive values support the target, negative ones oppose
-    it.
-    """
+    """The contribution of each word to the target's value. Positive values support the target, negative oppose it."""
 
     method: str
     values: np.ndarray  # (words,)
@@ -243,7 +241,7 @@ class Attribution:
 
 @dataclass(frozen=True)
 class InputVariants:
-    """An input whose words can be hidden. A token that the target reads is never dropped but masked."""
+    """An input whose words can be hidden. A token that the target reads is masked, never dropped."""
 
     albert: RuntimeModel
     input: TokenizedInput
@@ -328,7 +326,7 @@ def read_target(
 
 
 def occlusion(variants: InputVariants) -> Attribution:
-    """Hide each word by itself."""
+    """Attribution by hiding one word at a time."""
     words = len(variants.input.words)
     kept = np.concatenate([np.ones((1, words), bool), ~np.eye(words, dtype=bool), np.zeros((1, words), bool)])
     values = variants.values(kept)

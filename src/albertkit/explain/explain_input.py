@@ -1,8 +1,8 @@
 """The input of an explanation: texts as rows of tokens, with the word that each token belongs to.
 
-In: an `Albert` and an `ExplainInput`. Out: a `TokenizedInput`. Next: `attribution.py` chooses what is explained. A word
-is a run of characters of one part (`text`, `pair` or `question`). Special tokens belong to no word. If one
-token covers characters of two words, the two count as one word.
+In: an `Albert` and an `ExplainInput`. Out: a `TokenizedInput`. `attribution.py` selects the explained value. A word is
+a run of characters of one part (`text`, `pair` or `question`). Special tokens belong to no word. If one token covers
+characters of two words, the two count as one word.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class ExplainSettings:
     methods: Sequence[str] = ("occlusion",)
     """occlusion, gradients (needs torch), or both."""
     target: str | None = None
-    """The class, label or word to explain; default the predicted one."""
+    """The class, label or word to explain. The default is the prediction."""
     at: str | int | None = None
     """tag: a word or its number from 1; fill: the number of a mask; answer: start or end."""
     hide: str | None = None
-    """How a word is hidden: mask, drop or pad; default mask, but for vectors drop (pad for gradients)."""
+    """How a word is hidden: mask, drop or pad. The default is mask, and for vectors drop (gradients: pad)."""
     depth: int | None = None
-    """Layers to apply; default the model's."""
+    """Layers to apply. The default is the model's depth."""
     k: int = 3
     """Words for each mask."""
     steps: int = 64
@@ -130,7 +130,7 @@ def can_fill_masks(albert: RuntimeModel) -> bool:
 
 
 def prediction_kind(albert: RuntimeModel, text: str) -> str | None:
-    """fill for a text with masks, else the model's task; None if the model predicts nothing but vectors."""
+    """fill for a text with masks, else the model's task; None if the model computes only vectors."""
     if "[MASK]" in text and can_fill_masks(albert):
         return "fill"
     task = TASKS.get(albert.metadata.task)
@@ -138,14 +138,14 @@ def prediction_kind(albert: RuntimeModel, text: str) -> str | None:
 
 
 def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
-    """Texts as rows of tokens for what the model predicts about them."""
+    """Tokenize the texts for the model's prediction."""
     if albert.config.options.static:
-        raise AlbertkitError("a static model has no layers to explain; choose an ALBERT model")
+        raise AlbertkitError("a static model has no layers to explain. Choose an ALBERT model.")
     kind = explain_kind(albert, texts)
     longest = max(len(text) for text in (texts.text, texts.pair or "", texts.question or ""))
     if longest > MAX_CHARACTERS:  # checked before tokenization
         raise AlbertkitError(
-            f"the text has {longest:,} characters; an explained text must fit into {MAX_TOKENS} tokens"
+            f"the text has {longest:,} characters; an explained text has at most {MAX_TOKENS} tokens. Shorten it."
         )
     example = task_example(kind, texts)
     features = [] if example is None else task_features(albert, [example], kind)
@@ -164,7 +164,7 @@ def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
         places = [place for _, _, all_places in rows for place in all_places if place and place[0] == part]
         words += [ExplainedWord(part, a, b, text[a:b]) for a, b in merge_words(split_words(text), places)]
     if not words:
-        raise AlbertkitError("the text has no word to explain; pass a text with words")
+        raise AlbertkitError("the text has no word to explain. Pass a text with words.")
     numbers = {(word.part, at): number for number, word in enumerate(words) for at in range(word.start, word.end)}
     token_rows = []
     for ids, segments, row_places in rows:
@@ -179,14 +179,14 @@ def explain_kind(albert: RuntimeModel, texts: ExplainInput) -> str:
     if kind is None:
         if albert.metadata.task in TASKS and not TASKS[albert.metadata.task].can_be_explained:
             raise AlbertkitError(
-                f"a model for {albert.metadata.task!r} cannot be explained; choose a model for another task"
+                f"a model for {albert.metadata.task!r} cannot be explained. Choose a model for another task."
             )
         kind = "embed" if texts.pair is None else "similar"
     for name in ("pair", "question"):
         if getattr(texts, name) is not None and PARTS.get(kind) != name:
-            raise AlbertkitError(f"{name} is not used for {kind!r}; omit it")
+            raise AlbertkitError(f"{name} is not used for {kind!r}. Omit it.")
     if kind == "answer" and texts.question is None:
-        raise AlbertkitError("a model for 'answer' needs question; pass it with the text")
+        raise AlbertkitError("a model for 'answer' needs a question. Pass question with the text.")
     return kind
 
 
@@ -257,13 +257,13 @@ def _text_and_pair(texts: ExplainInput) -> dict[str, str]:
 def _single(features: Sequence[Feature]) -> Feature:
     if len(features) != 1:
         most = max(len(feature.ids) for feature in features)
-        raise AlbertkitError(f"the text does not fit into the {most} tokens that this model reads at once; shorten it")
+        raise AlbertkitError(f"the text is longer than the model's maximum of {most} tokens. Shorten it.")
     return features[0]
 
 
 def _check_fits(tokens: int, room: int) -> None:
     if tokens > room:
-        raise AlbertkitError(f"the text has {tokens} tokens; an explained text must fit into {room}")
+        raise AlbertkitError(f"the text has {tokens} tokens; an explained text has at most {room}. Shorten it.")
 
 
 # Words -----------------------------------------------------------------------------------------------------------

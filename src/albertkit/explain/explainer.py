@@ -1,6 +1,6 @@
 """`Explainer` explains the predictions of one model; `Explanation` is its result.
 
-In: an `Albert` and texts. Out: `Explanation`s, as arrays, JSON or an HTML page. Next: `views.py`.
+In: an `Albert` and texts. Out: `Explanation`s, as arrays, JSON or an HTML page. `views.py` renders the page.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Explanation:
     """Attention of each row of tokens."""
     layers: tuple[LayerPrediction, ...]
     stable_depth: int | None
-    """The first depth from which on the prediction equals that of the last; None for the vector of one text."""
+    """The first depth after which the prediction no longer changes; None for the vector of one text."""
     early_exit: EarlyExitTrace | None
-    """Where the text could exit early; None for masks and pairs of vectors."""
+    """Trace of early exit; None for masks and pairs of vectors."""
 
     def attribution(self, method: str) -> np.ndarray:
         """(words,) the values by one method."""
@@ -90,7 +90,7 @@ class Explanation:
 
     @property
     def uncertainty(self) -> dict[int, float]:
-        """The uncertainty at each depth where the text could exit early, and at the last; empty if it cannot."""
+        """The uncertainty at each exit depth and at the full depth; empty without early exit."""
         if self.early_exit is None:
             return {}
         depths = (*self.early_exit.exit_depths, self.layers[-1].depth)
@@ -113,7 +113,7 @@ class Explanation:
         return plain | {"words": words, "sums": sums, "maps": maps}
 
     def to_html(self, path: Path | str, overwrite: bool = False) -> Path:
-        """Write one HTML page that needs no other file."""
+        """Write one self-contained HTML page."""
         from albertkit.explain.views import render_page
 
         return write_file(Path(path), render_page(self).encode(), overwrite)
@@ -144,10 +144,10 @@ class Explainer:
 
     @cached_property
     def stored(self) -> StoredModel:
-        """The model as its folder holds it."""
+        """The model as stored in its folder."""
         stored = open_stored(self.albert.source)
         if not self.albert.name.startswith(stored.identity[:16]):
-            raise AlbertkitError(f"the files of {self.albert.source} have changed since it was opened; open it again")
+            raise AlbertkitError(f"the files of {self.albert.source} have changed since it was opened. Open it again.")
         return stored
 
     @cached_property

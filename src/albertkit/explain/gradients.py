@@ -3,7 +3,7 @@
 In: `InputVariants` and the model in torch. Out: an `Attribution` whose values sum to the target's value for the text
 - that for a text of [MASK] or [PAD]: the integral of the gradient along the straight line between the two
 (Sundararajan et al., 2017). A token's value is the sum over its word vector; position and segment embeddings stay.
-Quantized weights are used as the floats they stand for. Before: `attribution.py`; next: `explainer.py`.
+Quantized weights are dequantized to floats. Imports `attribution.py`; `explainer.py` uses it.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def integrated_gradients(variants: InputVariants, model: AlbertModel, steps: int
     """Values of words, from `steps` points between the text and one whose words are hidden."""
     captum = need("captum.attr", "explain", "integrated gradients")
     if variants.hide == "drop":
-        raise AlbertkitError("hide='drop' changes the length of the text; for gradients choose mask or pad")
+        raise AlbertkitError("hide='drop' changes the length of the text. For gradients choose mask or pad.")
     if not 8 <= steps <= 1024:
-        raise AlbertkitError(f"steps={steps} is out of range; choose 8 to 1024")
+        raise AlbertkitError(f"steps={steps} is out of range. Choose 8 to 1024.")
     albert = variants.albert
     function = TargetFunction(variants, model, albert.layers_to_apply(variants.depth))
     owner = np.concatenate([row.owner for row in variants.input.rows])

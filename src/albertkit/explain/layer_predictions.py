@@ -1,8 +1,8 @@
-"""How a prediction forms: the model's head applied after every layer, and where early exit would stop.
+"""The prediction after every layer, and the depth at which early exit would stop.
 
 In: a `TokenizedInput` and an `ExplainTarget`, or one text for `DepthTrace`. Out: a `LayerPrediction` or `DepthState`
 per depth. All layers share their weights, so the head applied after few layers gives the prediction of the model run
-with that `depth`. Before: `attribution.py`; next: `explainer.py` for Python and the CLI, `serve/explain_api.py` for
+with that `depth`. Imports `attribution.py`. `explainer.py` uses it for Python and the CLI, `serve/explain_api.py` for
 the server.
 """
 
@@ -62,8 +62,10 @@ class LayerPrediction:
 
 @dataclass(frozen=True)
 class EarlyExitTrace:
-    """Where a text could exit early. `early_exit="KIND:NUMBER"` exits at the first of `exit_depths` whose uncertainty
-    is at most the number (for a cosine, at most 1 minus the number).
+    """The depths at which a text could exit, and its uncertainty at each.
+
+    `early_exit="KIND:NUMBER"` exits at the first of `exit_depths` whose uncertainty is at most the number (for a
+    cosine, at most 1 minus the number).
     """
 
     kind: str
@@ -128,7 +130,7 @@ def layer_predictions(
 
 
 def stable_depth(matches: Sequence[bool]) -> int:
-    """The first depth from which on the prediction equals that of the last.
+    """The first depth after which the prediction no longer changes.
 
     >>> stable_depth([True, False, True, True])
     3
@@ -267,7 +269,7 @@ class DepthTrace:
         encoding = albert.tokenizer.encode(text, pair, recognize_mask=kind == "fill")
         if len(encoding.ids) > albert.max_tokens:
             raise AlbertkitError(
-                f"the text has {len(encoding.ids)} tokens; an explained text must fit into {albert.max_tokens}"
+                f"the text has {len(encoding.ids)} tokens; an explained text has at most {albert.max_tokens}."
             )
         (batch,) = token_batches([encoding.ids], [encoding.segments], max(1, len(encoding.ids)))
         return cls(albert, batch, kind, text, example, k)

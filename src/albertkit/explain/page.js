@@ -1,4 +1,4 @@
-// Attention maps: a picture of one layer and head, and what one token looks at. All data lies in the page.
+// Attention maps: a picture of one layer and head, and the tokens that one token attends to. All data is in the page.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));

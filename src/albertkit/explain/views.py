@@ -1,8 +1,8 @@
 """An explanation as one HTML page.
 
-In: an `Explanation`. Out: HTML. Before: `explainer.py`. The page inlines `page.css` and `page.js`; texts are escaped,
-and a content security policy forbids every request. Its attention is rounded to 1/255; if all heads of all layers are
-too much data, it shows the mean of the heads, and then only some layers.
+In: an `Explanation`. Out: HTML. The page inlines `page.css` and `page.js`. Texts are escaped, and a content security
+policy forbids every request. Attention is rounded to 1/255. If the attention of all heads is too large, the page shows
+the mean of the heads, and if necessary only some layers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_NUMBERS = 1_000_000  # of attention in a page, one byte each before base64
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 MAX_OPACITY = 0.6  # keeps colored words readable
 DESCRIPTIONS = {
-    "occlusion": "How much the value decreases if the word is hidden.",
-    "gradients": "Integrated gradients: what the word adds on the straight line from a text of hidden words.",
+    "occlusion": "The decrease of the value if the word is hidden.",
+    "gradients": "Integrated gradients, with a text of hidden words as the baseline.",
 }
 
 

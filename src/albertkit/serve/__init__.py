@@ -13,7 +13,7 @@ from typing import Any
 
 
 class CallablePackage(ModuleType):
-    """This package, which can be called: `from albertkit import serve; serve([...])` starts the server."""
+    """This package is callable: `from albertkit import serve; serve([...])` starts the server."""
 
     def __call__(self, *models: Any, **settings: Any) -> None:
         """See `albertkit.serve.server.serve`."""

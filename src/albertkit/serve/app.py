@@ -1,6 +1,6 @@
 """The Starlette app: the table of endpoints and its OpenAPI description, the page, health, metrics and reload.
 
-In: a `Service`. Out: an ASGI app. Before: the endpoints and `middleware.py`; next: `server.py` listens.
+In: a `Service`. Out: an ASGI app, which `server.py` runs. Imports the endpoints and `middleware.py`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def server_state(service: Service) -> HealthResponse:
     """The state of the server; an error if the engine's thread has stopped or hangs."""
     age = service.batcher.batch_age()
     if age is None or age > MAX_BATCH_AGE:
-        raise HttpError(503, "the engine does not respond; restart the server")
+        raise HttpError(503, "the engine does not respond. Restart the server.")
     status: Literal["ok", "starting", "draining"] = "ok" if service.is_ready else "starting"
     names = [model.name for model in service.models]
     waiting = round(service.batcher.waiting()[1], 3)
@@ -114,7 +114,7 @@ async def reload(context: RequestContext, body: None) -> ReloadResponse:
 
 
 async def reload_all(service: Service) -> dict[str, str]:
-    """Reload models and keys; what cannot be read stays as it was."""
+    """Reload models and keys. If one cannot be read, the old one is kept."""
     results = await asyncio.to_thread(service.models.reload)
     explain_api.open_encoder.cache_clear()  # it holds the old models
     for result in results.values():

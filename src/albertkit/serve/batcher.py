@@ -1,6 +1,6 @@
-"""The batcher: one thread owns the engine and computes the rows of all requests together.
+"""The batcher: one thread owns the engine and computes the rows of all requests in shared batches.
 
-In: `BatchJob`s. Out: their results, delivered to the event loop. Before: `served_models.py`; next: `inference.py`.
+In: `BatchJob`s. Out: their results, delivered to the event loop. Imports `served_models.py`; `inference.py` uses it.
 
 While the engine computes one batch, rows collect for the next, so no request waits for a full batch. The oldest row is
 always in the next batch, with waiting rows of similar length. A job that cannot meet its deadline is rejected.
@@ -26,7 +26,7 @@ from albertkit.serve.served_models import NEW_WEIGHT, ServedModel, TokenCost
 log = logging.getLogger("albertkit.serve")
 DECREASE_WEIGHT = 0.005  # weight of a wait that was shorter than estimated
 MAX_WAIT_FACTOR = 4.0
-WINDOW_BATCHES = 16  # at most so many batches of waiting tokens are sorted by length together
+WINDOW_BATCHES = 16  # maximum batches of waiting tokens that are sorted by length
 WINDOW_SHARE = 8  # and at most the deadline divided by this: rows in the window may overtake older ones
 BatchObserver = Callable[[ServedModel, int, int, float, float], None]
 """(model, rows, tokens, seconds, seconds that the oldest row waited), called after every batch."""
@@ -51,7 +51,7 @@ class ComputeRoute:
 
 @dataclass(frozen=True, eq=False)
 class EngineCall:
-    """A function that uses the engine, called on its thread; it shares a batch with nothing."""
+    """A function that uses the engine, called on its thread, never in a shared batch."""
 
     cost: TokenCost
     function: Callable[[], Any]
@@ -75,7 +75,7 @@ class BatchJob:
     missing: int = 0
     """Rows without a result."""
     is_live: bool = True
-    """Whether somebody waits for it."""
+    """Whether a request waits for it."""
     arrived: float = 0.0
     started: float = 0.0
     compute_seconds: float = 0.0
@@ -176,8 +176,8 @@ class Batcher:
         if seconds > self.deadline:
             raise HttpError(
                 413,
-                f"this request takes about {seconds:.0f} s to compute, and the deadline is {self.deadline:g} s; "
-                "send fewer texts per request",
+                f"this request takes about {seconds:.0f} s to compute, but the deadline is {self.deadline:g} s. "
+                "Send fewer texts per request.",
             )
         _, ahead = self.waiting()
         estimate = ahead * self.wait_factor
@@ -216,7 +216,7 @@ class Batcher:
         return job.results
 
     def update_wait_factor(self, factor: float) -> None:
-        """Learn from a wait; a longer one counts forty times as much, so that few responses are late."""
+        """Update the estimate after a wait. A longer wait has 40 times the weight, so that few responses are late."""
         factor = min(MAX_WAIT_FACTOR, factor)
         weight = NEW_WEIGHT if factor > self.wait_factor else DECREASE_WEIGHT
         self.wait_factor = max(1.0, self.wait_factor + weight * (factor - self.wait_factor))
@@ -270,7 +270,7 @@ class Batcher:
     def _is_in_time(self, job: BatchJob, now: float) -> bool:
         """Whether a job is still wanted; one that was not started and cannot finish in time is rejected.
 
-        A started job is finished: else, under overload, the engine might only compute results that are never delivered.
+        A started job is always finished. Otherwise, under overload, the engine could compute only undelivered results.
         """
         if job.is_live and not job.started and now + job.seconds > job.deadline:
             self._reject(job)

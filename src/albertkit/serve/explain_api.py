@@ -24,7 +24,7 @@ from albertkit.serve.schemas import NUMBERS, Count, HttpError, Served, StrictReq
 from albertkit.serve.served_models import ServedModel
 from albertkit.serve.tei import token_items
 
-ATTENTION_COST = 4  # numpy is about so many times slower than the engine
+ATTENTION_COST = 4  # numpy is about this many times slower than the engine
 MAX_NUMBERS = {"float": 1_000_000, "base64": 5_000_000}  # of attention in one response
 MAX_UINT16 = 65535
 AttentionFormat = Literal["float", "base64"]
@@ -64,11 +64,11 @@ class DepthItem:
 
 @dataclass(frozen=True)
 class ExplainResponse:
-    """How a prediction forms, layer by layer.
+    """The prediction after each layer.
 
-    stable_depth: the first depth from which on the prediction equals that of full depth. attention: on request,
-    layers × heads × from token × to token, each row with sum 1; base64 holds little-endian 16-bit numbers, each 65535
-    times the attention.
+    stable_depth: the first depth after which the prediction no longer changes. attention: on request, layers × heads ×
+    from token × to token; each row sums to 1. base64 encodes little-endian 16-bit numbers, each 65535 times the
+    attention.
     """
 
     model: str
@@ -83,7 +83,7 @@ class ExplainResponse:
 
 
 async def explain(context: RequestContext, body: ExplainRequest) -> ExplainResponse:
-    """How a prediction forms, layer by layer."""
+    """The prediction after each layer."""
     model = context.choose_model(body.model, "explain")
     albert = model.albert
     context.count_texts([body.text])

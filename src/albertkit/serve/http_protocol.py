@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with timeouts and limits for slow or greedy clients.
+"""uvicorn's HTTP protocol with timeouts and limits for slow or malicious clients.
 
-A request must be complete `timeout` seconds after its first byte, its head has at most 64 KB, a response must make
-progress within the same time, and above `max_connections` a new connection is rejected. Next: `server.py`.
+A request must be complete `timeout` seconds after its first byte. Its head has at most 64 KB. A response must make
+progress within the same time. Connections above `max_connections` are rejected. `server.py` uses it.
 """
 
 from __future__ import annotations

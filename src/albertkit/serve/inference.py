@@ -1,7 +1,7 @@
 """The service behind the endpoints: requests to batcher jobs, results to vectors, predictions and words.
 
-In: texts and options. Out: what `Albert` returns for the same texts. Texts are tokenized on threads of their own,
-computed on the engine's thread, and assembled here. Before: `served_models.py`, `batcher.py`; next: the endpoints.
+In: texts and options. Out: the results of `Albert` for the same texts. Texts are tokenized on separate threads,
+computed on the engine's thread, and assembled here. Imports `served_models.py`, `batcher.py`; the endpoints use it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ServerMetrics:
 
 @dataclass
 class Service:
-    """What all requests share."""
+    """The state that all requests share."""
 
     settings: ServeSettings
     models: ServedModels
@@ -99,7 +99,7 @@ class Service:
 
 
 class RequestContext:
-    """One request: what it may use, its deadline, and what is logged about it. It never holds a text."""
+    """One request: its limits, its deadline and its log entry. It never contains a text."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.settings = service, service.settings

@@ -1,6 +1,6 @@
-"""From a request to its endpoint and back: key, limits, decoding, disconnects, errors, headers, log and metrics.
+"""Request handling around an endpoint: keys, limits, decoding, disconnects, errors, headers, log and metrics.
 
-In: an `Endpoint` and the `Service`. Out: an ASGI app. Before: the endpoints; next: `app.py`.
+In: an `Endpoint` and the `Service`. Out: an ASGI app, which `app.py` mounts.
 """
 
 from __future__ import annotations

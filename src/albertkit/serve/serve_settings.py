@@ -1,6 +1,6 @@
-"""The settings of the server and its API keys. The sentence of each setting is also its `--help`.
+"""The settings of the server and its API keys. The text of each setting is also its `--help`.
 
-In: flags, or variables ALBERTKIT_SERVE_FIELD. Out: `ServeSettings`, checked, and `ApiKeys`. Next: `server.py`.
+In: flags, or variables ALBERTKIT_SERVE_FIELD. Out: validated `ServeSettings`, and `ApiKeys`. `server.py` uses them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class ServeSettings:
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all networks.")
     port: int = setting(8080, "Port to listen on; 0 for a free one.")
     workers: int = setting(1, "Processes that share the port and the model's memory; several have one thread each.")
-    threads: int | None = setting(None, "Processors to use [default: all].")
-    bits: int | None = setting(None, "Quantize float models on opening: 8 or 4.")
-    token_budget: int = setting(1024, "Tokens that are computed together; texts of all clients share a batch.")
-    deadline: float = setting(30.0, "Seconds until the response; a request that would take longer is rejected at once.")
-    max_texts: int = setting(1024, "Texts in one request.")
-    max_tokens: int = setting(200_000, "Tokens in one request.")
-    max_bytes: int = setting(4 * MEGABYTE, "Bytes in the body of one request.")
-    max_pending_bytes: int = setting(64 * MEGABYTE, "Bytes of all open requests; above it requests are rejected.")
-    max_connections: int = setting(4096, "Open connections per worker; above it connections are rejected.")
-    client_timeout: float = setting(20.0, "Seconds a client may take to send a request, or to read more of a response.")
+    threads: int | None = setting(None, "CPU threads [default: all cores].")
+    bits: int | None = setting(None, "Quantize float models when they are opened: 8 or 4.")
+    token_budget: int = setting(1024, "Maximum tokens per batch. Texts of all clients share a batch.")
+    deadline: float = setting(30.0, "Maximum seconds per request; a request that would take longer is rejected.")
+    max_texts: int = setting(1024, "Maximum texts per request.")
+    max_tokens: int = setting(200_000, "Maximum tokens per request.")
+    max_bytes: int = setting(4 * MEGABYTE, "Maximum bytes in the body of a request.")
+    max_pending_bytes: int = setting(64 * MEGABYTE, "Maximum bytes of all open requests; others are rejected.")
+    max_connections: int = setting(4096, "Maximum open connections per worker; further connections are rejected.")
+    client_timeout: float = setting(20.0, "Seconds in which a client must send a request or read more of a response.")
     keep_alive: float = setting(75.0, "Seconds an idle connection stays open.")
     shutdown_timeout: float = setting(30.0, "Seconds for open requests to finish after SIGTERM.")
     cors_origins: str | None = setting(
@@ -60,7 +60,7 @@ class ServeSettings:
     hosts: str | None = setting(
         None, "Allowed host names, separated by commas; * for any [default: local names for a local server]."
     )
-    keys_file: str | None = setting(None, "File with API keys, one per line; clients must then send one.")
+    keys_file: str | None = setting(None, "File with API keys, one per line. Clients must send one of them.")
     admin_key_file: str | None = setting(None, "File with the key for /admin/reload.")
     access_log: bool = setting(True, "Log one line per request; texts are never logged.")
     page: bool = setting(True, "Serve the page at /.")
@@ -73,10 +73,10 @@ class ServeSettings:
         if self.bits not in (None, 4, 8):
             raise AlbertkitError(f"bits={self.bits} is not valid; choose 8 or 4")
         if self.workers > 1 and self.threads not in (None, 1):
-            raise AlbertkitError(f"threads={self.threads} is not valid: workers have one thread each; omit it")
+            raise AlbertkitError(f"threads={self.threads} is not valid: workers have one thread each. Omit it.")
         if self.max_pending_bytes < self.max_bytes:
             raise AlbertkitError(
-                f"max_pending_bytes={self.max_pending_bytes} is below max_bytes={self.max_bytes}; increase it"
+                f"max_pending_bytes={self.max_pending_bytes} is below max_bytes={self.max_bytes}. Increase it."
             )
 
     @property
@@ -87,7 +87,7 @@ class ServeSettings:
     def allowed_hosts(self) -> frozenset[str] | None:
         """Allowed Host headers; None for any.
 
-        A local server that accepts any name could be read by a foreign web page whose name resolves to this machine.
+        If a local server accepted any name, a web page whose name resolves to this machine could read it.
         """
         names = [name.lower() for name in split_list(self.hosts or "")]
         if "*" in names or (not names and not self.is_local):
@@ -108,9 +108,9 @@ class ApiKeys:
         users = split_list(os.environ.get(f"{PREFIX}KEYS", "")) + read_lines(settings.keys_file)
         admins = split_list(os.environ.get(f"{PREFIX}ADMIN_KEY", "")) + read_lines(settings.admin_key_file)
         if len(admins) > 1:
-            raise AlbertkitError(f"there are {len(admins)} admin keys; set one")
+            raise AlbertkitError(f"{len(admins)} admin keys were set: the server accepts one. Set one.")
         if settings.keys_file is not None and not users:
-            raise AlbertkitError(f"{settings.keys_file} contains no key; write one per line")
+            raise AlbertkitError(f"{settings.keys_file} contains no key. Write one key per line.")
         return cls(tuple(hash_key(key) for key in users), hash_key(admins[0]) if admins else None)
 
     def is_user(self, header: bytes) -> bool:

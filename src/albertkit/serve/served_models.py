@@ -1,6 +1,6 @@
-"""The served models: opened, named, chosen by endpoint, and reloaded while requests run.
+"""The served models: opening, names, selection by endpoint, and reload while requests run.
 
-In: folders, as FOLDER or NAME=FOLDER; none for the built-in models. Out: `ServedModel`s. Next: `inference.py`.
+In: folders, as FOLDER or NAME=FOLDER; none for the built-in models. Out: `ServedModel`s, which `inference.py` uses.
 
 A reload opens the new files next to the old model, computes a batch, and only then replaces the old model. Running
 requests finish with the old one.
@@ -35,7 +35,7 @@ from albertkit.weights import size as count_parameters
 log = logging.getLogger("albertkit.serve")
 NEW_WEIGHT = 0.2  # weight of a new measurement in a moving average
 GENERATE_COST = 8.0  # first estimate: how many times more a generated token costs than one that is read
-CHINESE = "今天天气很好，我们去公园。"  # common characters: a Chinese vocabulary knows them all
+CHINESE = "今天天气很好，我们去公园。"  # common characters, which every Chinese vocabulary contains
 COMMON_ENDPOINTS = ("embed", "rerank", "similar", "search", "tokenize", "explain")
 TASK_ENDPOINTS = {
     "classify": ("classify", "predict"),
@@ -81,7 +81,7 @@ class ModelSource:
 
     @classmethod
     def parse_all(cls, texts: list[str]) -> list[ModelSource]:
-        """Several models with distinct names; without any, the built-in ones for vectors and for masks."""
+        """Models with distinct names; the default is the built-in models for vectors and for masks."""
         sources = [cls.parse(text) for text in texts] or [cls(DEFAULT, None), cls(MASK_MODEL, Path(MASK_MODEL))]
         for number, source in enumerate(sources):
             if not source.name or source.name in {other.name for other in sources[:number]}:
