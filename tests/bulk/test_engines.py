@@ -205,7 +205,7 @@ def test_errors_come_before_the_work(models, tmp_path):
         run(str(file / "inside"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    with pytest.raises(AlbertkitError, match=r"contains 'letter.txt' and no _manifest.json"):
+    with pytest.raises(AlbertkitError, match=r"contains 'letter.txt' but no _manifest.json"):
         run(str(tmp_path / "full"))
     with pytest.raises(AlbertkitError, match="dim=900 is not"):
         run(str(tmp_path / "out"), task_options={"dim": 900})
