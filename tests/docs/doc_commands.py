@@ -43,7 +43,6 @@ NOT_RUN = {  # how a line begins → why no test types it
     "docker ": "needs a container engine; tests/serve/test_deploy.py checks the files it reads",
     "kubectl ": "needs a cluster; tests/serve/test_deploy.py checks the manifest",
     "torchrun ": "several processes; tests/train/test_distributed.py runs them",
-    "python studies/": "measures for minutes, on data that is not in the repository",
     "albertkit distill gte/": "needs other encoders; tests/train/test_distill_vectors.py makes small ones",
     "albertkit embed --engine ray": "needs a cluster; tests/bulk starts a small one where Ray is installed",
     "ray start": "starts a cluster",

@@ -11,7 +11,7 @@ from albertkit.serve.app import ENDPOINTS
 from albertkit.serve.serve_settings import PREFIX, ServeSettings
 from tests.conftest import ROOT
 
-FILES = ("Dockerfile", "compose.yaml", "deploy/kubernetes.yaml", "docs/serving.md")
+FILES = ("Dockerfile", "compose.yaml", "deploy/kubernetes.yaml", "docs/guides/serving.md")
 
 
 def test_every_variable_is_a_setting():
