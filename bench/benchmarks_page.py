@@ -46,7 +46,7 @@ README_WORDS = {
         "and": (", ", " and "),
     },
     "README.zh-CN.md": {
-        "head": "| | albertkit | 最接近的同类程序 | speedup（加速比） |",
+        "head": "| | albertkit | 最接近的同类程序 | 加速比 |",
         "measured": "由 `make bench` 在 {cpu}（{threads} 个线程）上测得，{date}。所有程序和数据见[基准测试](docs/results/benchmarks.md)。",
         "losses": "同类程序领先的有：{0}。",
         "loss": "{title}（{peer}：{theirs}，albertkit：{ours}）",
