@@ -112,6 +112,11 @@ def test_readme_quotes_what_was_measured(name):
         f"{half['ratio'] / speed['MiniLM-L6, float32']['ratio']:.1f}",
         f"{half['texts_per_second'] / speed['MiniLM-L6, int8']['texts_per_second']:.1f}",
     ]
+    chinese = json.loads((ROOT / "studies" / "results" / "small-zh.json").read_text(encoding="utf-8"))
+    assert chinese["model"]["hash"] == builtin.fingerprint(builtin.MODELS / "small-zh")
+    rows = chinese["tasks"]["STS-B dev"]["scores"]
+    quoted += [f"{100 * rows[key]['Spearman']:.1f}" for key in ("int8, depth 12", "m3e-small")]
+    quoted += [f"{sum(p.stat().st_size for p in (builtin.MODELS / 'small-zh').iterdir()) / 1e6:.1f} MB"]
     text = (ROOT / name).read_text(encoding="utf-8").split("\n## ")[0]
     assert [number for number in quoted if number not in text] == []
 
