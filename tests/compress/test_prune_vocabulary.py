@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.compress.prune import PruneSettings, prune, prune_tokenizer, prune_vocabulary
+from albertkit.compress.prune import PruneSettings, prune
+from albertkit.compress.prune_vocabulary import prune_tokenizer, prune_vocabulary
 from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer

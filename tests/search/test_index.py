@@ -21,7 +21,8 @@ from albertkit.cli import search_commands as cli_search
 from albertkit.errors import AlbertkitError
 from albertkit.search import index as module
 from albertkit.search.cluster import cluster
-from albertkit.search.index import Index, Record, records_from
+from albertkit.search.index import Index, Record
+from albertkit.search.index_records import records_from
 from albertkit.search.keywords import space_characters, terms
 from albertkit.search.vectors import BLOCK
 from albertkit.text_reader import TEXT_LIMIT

@@ -254,9 +254,9 @@ def test_tagging_leaves_early_too(start, tmp_path):
 
 def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
     vectors = dataclasses.replace(start, metadata=dataclasses.replace(start.metadata, task="embed"))
-    with pytest.raises(AlbertkitError, match="made for 'embed'"):
+    with pytest.raises(AlbertkitError, match="trained for 'embed'"):
         finetune_elastic(vectors, texts(10), (), tmp_path / "a")
-    with pytest.raises(AlbertkitError, match="made for 'pretrain'"):
+    with pytest.raises(AlbertkitError, match="trained for 'pretrain'"):
         finetune_elastic(start, texts(10), (), tmp_path / "b")
     meta = read_artifact(plain.model).metadata
     frozen = dataclasses.replace(

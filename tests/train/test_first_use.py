@@ -115,7 +115,7 @@ def test_several_classes_are_no_intent(start, tmp_path):
     write_artifact(
         Artifact(artifact.config, work.model.weights(), artifact.tokenizer, meta(artifact, task)), tmp_path / "m"
     )
-    with pytest.raises(AlbertkitError, match="use classify"):
+    with pytest.raises(AlbertkitError, match="Use classify"):
         Albert(tmp_path / "m").understand("cat")
 
 

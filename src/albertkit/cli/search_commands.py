@@ -53,7 +53,8 @@ def index(
     Rerun the command after FILES changed. It embeds only new and changed texts, and deletes records that FILES no
     longer contain. If the command is interrupted, rerun it to resume.
     """
-    from albertkit.search.index import Index, records_from
+    from albertkit.search.index import Index
+    from albertkit.search.index_records import records_from
 
     if not files and not delete:
         raise AlbertkitError("No file was passed. Name files or folders to index, or ids to --delete.")
@@ -134,7 +135,7 @@ def cluster(
     import numpy as np
 
     from albertkit.search.cluster import cluster as cluster_vectors
-    from albertkit.search.index import records_from
+    from albertkit.search.index_records import records_from
 
     records = list(records_from([file], text_column))
     if not records:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile, groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,23 +25,13 @@ from albertkit.search import keywords as words
 from albertkit.search import vectors
 from albertkit.search.keywords import KeywordTable
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
-from albertkit.text_reader import (
-    TEXT_LIMIT,
-    Record,
-    TextFile,
-    find_text_files,
-    read_lines,
-    read_records,
-    replace_surrogates,
-)
+from albertkit.text_reader import Record, replace_surrogates
 
-__all__ = ["Embedder", "Index", "Record", "SearchHit", "records_from"]
+__all__ = ["Embedder", "Index", "Record", "SearchHit"]
 
 FORMAT = 1
 MAGIC = 0x414C4258  # "ALBX", in the header of the file
 MODES = ("hybrid", "vector", "keyword")
-SPLITS = ("lines", "paragraphs", "file")
-FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".ndjson")
 REMEDIES = {
     "locked": "Another program is writing to it: wait until it is done.",
     "readonly": "It is read-only: choose another path.",
@@ -386,43 +376,6 @@ def _sentence(path: Path, error: Exception) -> str:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big", signed=True)
-
-
-# Records from files -----------------------------------------------------------------------------------------------
-
-
-def records_from(
-    files: Iterable[Path | str], field: str | None = None, split: str = "lines", id_field: str | None = None
-) -> Iterator[Record]:
-    """Records of text files (one per line, paragraph or file) and of tables (one per row, the text in `field`).
-
-    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is passed explicitly is
-    always read. With `field`, text files are read as JSONL; the default field is `text`.
-    """
-    check_choice("split", split, SPLITS)
-    for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):
-        if file.format != "text" or split == "lines":
-            yield from read_records(file, field, id_field, TEXT_LIMIT)
-            continue
-        lines = dropwhile(lambda line: not line[1].strip(), read_lines(file, TEXT_LIMIT))
-        for has_text, group in groupby(lines, lambda line: split == "file" or bool(line[1].strip())):
-            if has_text:
-                yield _join_lines(file, group, "paragraphs" if split == "file" else "lines")
-
-
-def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: str) -> Record:
-    """Numbered lines as one record."""
-    numbers, texts, length = [], [], 0
-    for number, text in lines:
-        numbers.append(number)
-        texts.append(text)
-        length += len(text.encode()) + 1
-        if length > TEXT_LIMIT + 1:
-            raise AlbertkitError(
-                f"the text that begins on line {numbers[0]} of {file.name} has over {TEXT_LIMIT:,} bytes. "
-                f"Index the file by {smaller_unit} (--split)."
-            )
-    return Record(f"{file.name}:{numbers[0]}", "\n".join(texts).strip(), file.name, numbers[0])
 
 
 def _storable(record: Record) -> Record:

@@ -1,0 +1,50 @@
+"""Files to records of an index: one per line, paragraph, file or row of a table.
+
+In: files and folders. Out: `Record`, in order. `index.py` stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import dropwhile, groupby
+from pathlib import Path
+
+from albertkit.errors import AlbertkitError, check_choice
+from albertkit.text_reader import TEXT_LIMIT, Record, TextFile, find_text_files, read_lines, read_records
+
+SPLITS = ("lines", "paragraphs", "file")
+FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".ndjson")
+
+
+def records_from(
+    files: Iterable[Path | str], field: str | None = None, split: str = "lines", id_field: str | None = None
+) -> Iterator[Record]:
+    """Records of text files (one per line, paragraph or file) and of tables (one per row, the text in `field`).
+
+    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is passed explicitly is
+    always read. With `field`, text files are read as JSONL; the default field is `text`.
+    """
+    check_choice("split", split, SPLITS)
+    for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):
+        if file.format != "text" or split == "lines":
+            yield from read_records(file, field, id_field, TEXT_LIMIT)
+            continue
+        lines = dropwhile(lambda line: not line[1].strip(), read_lines(file, TEXT_LIMIT))
+        for has_text, group in groupby(lines, lambda line: split == "file" or bool(line[1].strip())):
+            if has_text:
+                yield _join_lines(file, group, "paragraphs" if split == "file" else "lines")
+
+
+def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: str) -> Record:
+    """Numbered lines as one record."""
+    numbers, texts, length = [], [], 0
+    for number, text in lines:
+        numbers.append(number)
+        texts.append(text)
+        length += len(text.encode()) + 1
+        if length > TEXT_LIMIT + 1:
+            raise AlbertkitError(
+                f"the text that begins on line {numbers[0]} of {file.name} has over {TEXT_LIMIT:,} bytes. "
+                f"Index the file by {smaller_unit} (--split)."
+            )
+    return Record(f"{file.name}:{numbers[0]}", "\n".join(texts).strip(), file.name, numbers[0])
