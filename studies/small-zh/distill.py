@@ -91,7 +91,9 @@ class Mixture:
     def load(cls, file: Path, device: torch.device) -> Mixture:
         """From a file of `save`."""
         with np.load(file, allow_pickle=False) as stored:
-            return cls(**{name: torch.from_numpy(stored[name]).float().to(device) for name in ("mean", "basis", "weights")})
+            return cls(
+                **{name: torch.from_numpy(stored[name]).float().to(device) for name in ("mean", "basis", "weights")}
+            )
 
 
 @cache
@@ -129,16 +131,16 @@ def teacher_vectors(
         raw[done : done + len(texts)] = vectors.half().cpu().numpy()
         done += len(texts)
         if number % 20 == 0 or done == len(passages):
-            log(f"teachers: {done:,} of {len(passages):,} texts, {done / (time.perf_counter() - started):,.0f} per second")
+            log(
+                f"teachers: {done:,} of {len(passages):,} texts, {done / (time.perf_counter() - started):,.0f} per second"
+            )
     return raw
 
 
 def prepare_texts(args: argparse.Namespace, folder: Path) -> None:
     """Texts to train on and held-out ones."""
     started, corpus = time.perf_counter(), Shards.open(args.shards)
-    passages = draw_texts(
-        corpus, args.tatoeba, args.everyday, args.variants, read_excluded(args.exclude), args.seed
-    )
+    passages = draw_texts(corpus, args.tatoeba, args.everyday, args.variants, read_excluded(args.exclude), args.seed)
     log(f"{len(passages):,} texts, {len(passages.ids):,} tokens, {time.perf_counter() - started:.0f} s")
     log("tokens of a text, deciles:", np.quantile(passages.lengths, np.linspace(0, 1, 11)).astype(int).tolist())
     passages.save(folder)

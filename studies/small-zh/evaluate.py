@@ -46,7 +46,10 @@ def pairs(file: Path, limit: int | None, metrics: tuple[str, ...]) -> Score:
         texts = list(dict.fromkeys(text for row in rows for text in row[:2]))
         vectors = dict(zip(texts, embed(texts), strict=True))
         cosines = np.array([vectors[first] @ vectors[second] for first, second, _ in rows])
-        found = {"Spearman": lambda: spearmanr(cosines, labels).statistic, "AUC": lambda: roc_auc_score(labels, cosines)}
+        found = {
+            "Spearman": lambda: spearmanr(cosines, labels).statistic,
+            "AUC": lambda: roc_auc_score(labels, cosines),
+        }
         return {metric: 100 * float(found[metric]()) for metric in metrics}
 
     return score

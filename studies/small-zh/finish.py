@@ -1,6 +1,6 @@
 """A distilled model without the positions that its texts never reached, so that longer texts are read in windows.
 
-    python studies/small-zh/finish.py MODEL TARGET [POSITIONS]
+python studies/small-zh/finish.py MODEL TARGET [POSITIONS]
 """
 
 from __future__ import annotations

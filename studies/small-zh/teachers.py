@@ -60,7 +60,8 @@ class UseEncoder(nn.Module):
         weight, inside = self.get_buffer, mask[..., None]
         embedded = F.embedding(ids, weight("table"))
         projection, bias, gain, offset = (
-            torch.cat([weight(f"{name}{size}") for size, _ in NGRAMS], -1) for name in ("proj", "proj_b", "ln_g", "ln_b")
+            torch.cat([weight(f"{name}{size}") for size, _ in NGRAMS], -1)
+            for name in ("proj", "proj_b", "ln_g", "ln_b")
         )
         projected = F.layer_norm(embedded @ projection + bias, gain.shape, gain, offset, self.eps) * inside
         parts = [embedded]
