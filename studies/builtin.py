@@ -235,6 +235,12 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the float32 weights of a peer: its safetensors file, or the ONNX one."""
+    weights = folder / "model.safetensors"
+    return (weights if weights.is_file() else onnx_files(folder)["float32"]).stat().st_size
+
+
 def named(text: str) -> tuple[str, Path]:
     """NAME=FOLDER."""
     name, equals, folder = text.partition("=")
@@ -265,6 +271,8 @@ def main() -> None:
     before = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
     result = before if before.get("model", {}).get("hash") == mark else {}
     result |= {"model": {"hash": mark}, "machine": machine(args.threads), "libraries": versions(), "limit": args.limit}
+    sizes = {name: weight_bytes(folder) for name, folder in args.peer.items()}
+    result["peer_bytes"] = result.get("peer_bytes", {}) | sizes
 
     def save() -> None:
         args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
