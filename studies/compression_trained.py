@@ -173,7 +173,7 @@ def make_student(job: Job) -> None:
     from albertkit.train.teachers import TeacherMixture
     from albertkit.train.train_settings import TrainSettings
 
-    start = builtin.resolve(job.start, builtin.FINETUNE_MODEL)
+    start = builtin.resolve(job.start, builtin.PRETRAINED[builtin.DEFAULT])
     fresh = new_student(student_config(job.quick), open_model(start).tokenizer, 0)
     if job.texts is None:
         write_artifact(fresh, job.place("student"))

@@ -95,7 +95,7 @@ class Lesson:
     """What all models of one data set have in common: examples, the model to start from, options, epochs."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
-        from albertkit.builtin import FINETUNE_MODEL, resolve
+        from albertkit.builtin import DEFAULT, PRETRAINED, resolve
         from albertkit.interop.convert import open_model
         from albertkit.tasks.dataset import split_examples
         from albertkit.train.train_settings import preset_epochs
@@ -104,7 +104,7 @@ class Lesson:
             tasks.stand_in()
         self.set, self.out = SETS[name], args.models / name
         self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
-        self.start = open_model(resolve(args.start, FINETUNE_MODEL))
+        self.start = open_model(resolve(args.start, PRETRAINED[DEFAULT]))
         own = {k: v for k, v in self.set.options.items() if k != "epochs"}
         self.times = args.times
         self.given = own | {"device": args.device, "seed": args.seed}

@@ -27,7 +27,7 @@ from questions import question_generation_examples  # noqa: E402
 
 from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_metadata  # noqa: E402
-from albertkit.builtin import FINETUNE_MODEL, resolve  # noqa: E402
+from albertkit.builtin import DEFAULT, PRETRAINED, resolve  # noqa: E402
 from albertkit.tasks.dataset import split_examples  # noqa: E402
 from albertkit.tasks.examples import RewriteExample  # noqa: E402
 from albertkit.tasks.readers import read_examples  # noqa: E402
@@ -67,7 +67,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
         epochs=args.epochs, batch_size=args.batch, max_length=args.max_length, target_length=args.target_length,
         label_smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,
     )  # fmt: skip
-    finetune_examples("generate", learn, hold, out, resolve(args.start, FINETUNE_MODEL), options, log=print)
+    finetune_examples("generate", learn, hold, out, resolve(args.start, PRETRAINED[DEFAULT]), options, log=print)
 
 
 def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def main() -> None:
     if args.step == "train":
         return
     before = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}
-    start = args.start or FINETUNE_MODEL
+    start = args.start or PRETRAINED[DEFAULT]
     before["sets"][name] = {"start": Path(start).name, **measure(args, args.models / name / "model")}
     before |= {"machine": machine(args.threads), "libraries": versions()}
     args.out.parent.mkdir(parents=True, exist_ok=True)

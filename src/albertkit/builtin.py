@@ -24,10 +24,8 @@ BUILTINS = {
     "small-zh-pretrained": "Chinese masked-word predictions; the start for fine-tuning other tasks on Chinese texts",
 }
 DEFAULT = "small"  # the model of `Albert()`
-FINETUNE_MODEL = "small-pretrained"  # the base model of fine-tuning, except for tasks on whole texts
-MASK_MODEL = "small-pretrained"  # the model of `Albert().fill_mask`
-MASK_MODELS = {DEFAULT: MASK_MODEL, "small-zh": "small-zh-pretrained"}
-"""Models trained only for vectors, and the model that fills masks for each."""
+PRETRAINED = {DEFAULT: "small-pretrained", "small-zh": "small-zh-pretrained"}
+"""For each model of vectors, the one that fills masks and is the start for fine-tuning on tokens."""
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
@@ -35,12 +33,12 @@ def base_models(examples: Sequence[object]) -> tuple[str, str]:
     """The built-in models for the language of most examples: for vectors, and for tokens in context."""
     is_chinese = 2 * sum(bool(CHINESE.search(repr(example))) for example in examples) > len(examples)
     vectors = "small-zh" if is_chinese else DEFAULT
-    return vectors, MASK_MODELS[vectors]
+    return vectors, PRETRAINED[vectors]
 
 
 def mask_model(model: Path | str | None) -> str | None:
     """The built-in model that fills masks for a built-in model without an MLM head; None for other models."""
-    return next((other for name, other in MASK_MODELS.items() if resolve(name) == resolve(model)), None)
+    return next((other for name, other in PRETRAINED.items() if resolve(name) == resolve(model)), None)
 
 
 def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:

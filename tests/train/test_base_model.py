@@ -31,16 +31,16 @@ def test_by_task_and_length():
     assert (
         choose_base_model("classify", pair, 128)[0]
         == choose_base_model("tag", single, 128)[0]
-        == builtin.FINETUNE_MODEL
+        == builtin.PRETRAINED[builtin.DEFAULT]
     )
-    assert choose_base_model("classify", single, 512)[0] == builtin.FINETUNE_MODEL
+    assert choose_base_model("classify", single, 512)[0] == builtin.PRETRAINED[builtin.DEFAULT]
 
 
 def test_classes_that_vectors_do_not_tell_apart_begin_with_the_model_that_knows_words():
     by_chance = np.random.default_rng(1)
     drawn = [TextExample(text, label=str(by_chance.integers(2))) for text, _ in sentences(MIN_TRIAL_EXAMPLES)]
     name, why = choose_base_model("classify", drawn, 128)
-    assert name == builtin.FINETUNE_MODEL and f"{MIN_TRIAL_EXAMPLES} vectors" in why
+    assert name == builtin.PRETRAINED[builtin.DEFAULT] and f"{MIN_TRIAL_EXAMPLES} vectors" in why
     few = drawn[: MIN_TRIAL_EXAMPLES - 1]
     assert choose_base_model("classify", few, 128)[0] == builtin.DEFAULT  # too few to say
 

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from albertkit.albert import Albert
 from albertkit.artifact import model_folder
-from albertkit.builtin import DEFAULT, MASK_MODEL
+from albertkit.builtin import DEFAULT, PRETRAINED
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import can_fill_masks
 from albertkit.runtime.batching import pad_batch
@@ -82,7 +82,10 @@ class ModelSource:
     @classmethod
     def parse_all(cls, texts: list[str]) -> list[ModelSource]:
         """Models with distinct names; the default is the built-in models for vectors and for masks."""
-        sources = [cls.parse(text) for text in texts] or [cls(DEFAULT, None), cls(MASK_MODEL, Path(MASK_MODEL))]
+        sources = [cls.parse(text) for text in texts] or [
+            cls(DEFAULT, None),
+            cls(PRETRAINED[DEFAULT], Path(PRETRAINED[DEFAULT])),
+        ]
         for number, source in enumerate(sources):
             if not source.name or source.name in {other.name for other in sources[:number]}:
                 raise AlbertkitError(f"two models have the name {source.name!r}; rename one with NAME=FOLDER")
