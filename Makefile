@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = true
 
-.PHONY: run test check bench docs notebooks screenshots site dist dist-check checkpoints help clean
+.PHONY: run test check bench docs notebooks screenshots site dist dist-check lock checkpoints help clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,16 +43,24 @@ screenshots: .venv/all  ## pictures of the server's page, in docs/images (needs 
 site: .venv-site/all  ## the docs as a site, in site/
 	.venv-site/bin/python docs/build_site.py
 
-dist: .venv/all  ## wheel and sdist, in dist/
+dist: .venv/all  ## wheel, sdist and bill of materials (SBOM), in dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build
-	$(BIN)/python -m pytest tests/test_wheel.py
+	$(BIN)/python docs/sbom.py dist/*.whl
+	$(BIN)/python -m pytest tests/test_wheel.py tests/test_supply_chain.py
 
 dist-check: dist  ## the wheel in empty environments, alone and with all extras (network)
 	.ci/dist-check
 
+LOCK := .venv-lock/bin/uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command 'make lock' -c constraints.txt
+lock: .venv-lock/all  ## requirements/: the versions of constraints.txt with the hashes of all their files (network)
+	$(LOCK) -o requirements/base.txt pyproject.toml
+	$(LOCK) -o requirements/frozen.txt --extra frozen pyproject.toml
+	$(LOCK) -o requirements/serve.txt --extra serve pyproject.toml
+	$(LOCK) -o requirements/build.txt --group build
+
 clean:  ## remove what was set up
-	rm -rf .venv .venv-bench .venv-site build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-lock .venv-site build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv-bench/all: pyproject.toml bench/constraints.txt
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
@@ -66,15 +74,22 @@ clean:  ## remove what was set up
 	.venv-site/bin/python -m pip install -q -c constraints.txt --group site
 	touch $@
 
-.venv/pip: constraints.txt
+.venv-lock/all: pyproject.toml constraints.txt
+	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install -q -c constraints.txt pip
+	.venv-lock/bin/python -m pip install -q -c constraints.txt --group lock
+	touch $@
+
+.venv/pip: requirements/build.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt pip
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/build.txt
 	touch $@
 
-.venv/base: .venv/pip pyproject.toml
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[frozen,serve]'
+.venv/base: .venv/pip pyproject.toml requirements/frozen.txt requirements/serve.txt
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/frozen.txt -r requirements/serve.txt
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-.venv/all: .venv/base
+.venv/all: .venv/base constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[all]' --group dev
 	touch $@

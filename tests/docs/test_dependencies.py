@@ -22,6 +22,12 @@ SOURCE = ROOT / "src" / "albertkit"
 MADE_OF = {"httptools": "uvicorn's parser; protocol.py chooses it by name"}  # declared, needed, and imported by another
 
 
+def pinned() -> dict[str, str]:
+    """constraints.txt: name → version."""
+    found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    return {canonicalize_name(name): version for name, version in found}
+
+
 @pytest.fixture(scope="module")
 def pages():
     return program("docs/dependencies")
@@ -86,11 +92,7 @@ def test_the_table_has_a_row_for_each_package(pages):
 
 
 def test_the_table_shows_the_versions_that_are_tested(pages):
-    pins = {
-        canonicalize_name(a): b
-        for a, b in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    }
-    text = pages.PAGE.read_text(encoding="utf-8")
+    pins, text = pinned(), pages.PAGE.read_text(encoding="utf-8")
     for name in set(pages.WHY) - set(UNTESTED):
         version = pins.get(canonicalize_name(name))
         assert version, f"{name} is not pinned"
@@ -100,15 +102,12 @@ def test_the_table_shows_the_versions_that_are_tested(pages):
 
 
 def test_pins_are_within_the_ranges():
-    pins = {
-        canonicalize_name(a): b
-        for a, b in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    }
+    pins = pinned()
     about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lists = [
         about["project"]["dependencies"],
         *about["project"]["optional-dependencies"].values(),
-        *(about["dependency-groups"][group] for group in ("dev", "site")),
+        *(about["dependency-groups"][group] for group in ("dev", "build", "lock", "site")),
     ]
     for wanted in [Requirement(text) for part in lists for text in part if isinstance(text, str)]:
         if wanted.name not in ("albertkit", *UNTESTED):
