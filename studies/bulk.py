@@ -129,7 +129,7 @@ def lines_of(engine: str, model: Path, files: list[Path], out: Path, args: argpa
         own = [sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(out), str(args.part_rows)]
         return [[*own, *map(str, files[at :: args.workers])] for at in range(args.workers)]
     line = [sys.executable, "-m", "albertkit", "embed", "-m", str(model), "--engine", engine, "--workers", str(args.workers)]  # fmt: skip
-    return [[*line, "--part-rows", str(args.part_rows), "--output", str(out), *map(str, files)]]
+    return [[*line, "--format", "parquet", "--part-rows", str(args.part_rows), "--output", str(out), *map(str, files)]]
 
 
 def family(parent: int) -> dict[int, tuple[int, str, float]]:

@@ -1,21 +1,25 @@
 """Stage 2 of small-zh: sentence vectors from two teachers, at depths 3, 6, 9, 12 and widths 64 to 384.
 
     python studies/small-zh/distill.py SHARDS -o RUN --model small-zh --minutes 20
-        --teacher m3e=TEACHERS/m3e --teacher use=TEACHERS/use [--weights 1,1] [--tatoeba cmn.txt]
+        --teacher m3e=TEACHERS/m3e --teacher use=TEACHERS/use [--weights 1,1] [--tatoeba cmn.txt] [--data DATA]
 
 SHARDS is a corpus folder, a teacher a folder of `teachers.py`, cmn.txt the sentence pairs of Tatoeba. The command
 draws texts (`texts.py`), computes the teachers' vectors once and trains; rerun it to resume. RUN/texts has the texts,
 their targets and `mixture.npz`: how the vectors of the teachers become targets. To train a model of this file further
-in another folder, pass that file as --mixture, so that the targets stay the same.
+in another folder, pass that file as --mixture, so that the targets stay the same. Pass --deadline instead of --minutes
+to end at a time of day, also after a resume.
 
 Every evaluation uses held-out sentences: `cosine_12` is the cosine with the target at depth 12, `m3e_12` the
-correlation of the similarities of all pairs of sentences with those of the teacher m3e.
+correlation of the similarities of all pairs of sentences with those of the teacher m3e. With --data, the folder of
+`evaluate.py`, it also measures the tasks in `CHOICE` at three depths; `choice` is their mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import os
 import sys
 import time
 from collections import deque
@@ -33,15 +37,18 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)]
 
-from evaluate import named  # noqa: E402
-from teachers import WIDTH, open_teacher  # noqa: E402
-from texts import CHUNK, TextDecoder, draw_texts, held_out_sentences, read_excluded  # noqa: E402
+from compiled import compile_layers  # noqa: E402
+from evaluate import named, tasks  # noqa: E402
+from teachers import WIDTH, open_teacher, open_tokenizer, tokenize  # noqa: E402
+from texts import CHUNK, MAX_TOKENS, TextCounts, TextDecoder, draw_texts, held_out_sentences, read_excluded  # noqa: E402
 
 from albertkit.artifact import Artifact  # noqa: E402
 from albertkit.data.passages import Passages  # noqa: E402
 from albertkit.data.shards import Shards, write_array  # noqa: E402
+from albertkit.file_io import read_json  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.tokenizer import Tokenizer  # noqa: E402
+from albertkit.train.checkpoint import checkpoint_folder, saved_steps  # noqa: E402
 from albertkit.train.distill_data import VectorDistillSettings  # noqa: E402
 from albertkit.train.distill_vectors import TARGETS, PassageTable, VectorDistillTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
@@ -49,6 +56,10 @@ from albertkit.train.train_settings import TrainSettings  # noqa: E402
 
 SAMPLE = 100_000  # texts from which the mixture is computed
 ROWS = 65_536  # texts mixed at once
+CHOICE = ("STS-B-train Spearman", "AFQMC Spearman", "OPPO AUC", "CMRC nDCG@10")  # their mean chooses a model
+MEASURED = ("STS-B", "STS-B-train", "AFQMC", "OPPO", "CMRC")  # tasks of evaluate.py
+MEASURED_DEPTHS = (3, 6, 12)
+MEASURED_TOKENS = 65_536  # of a batch
 log = partial(print, flush=True)
 
 
@@ -96,24 +107,35 @@ class Mixture:
             )
 
 
+TeacherTokens = list[tuple[np.ndarray, np.ndarray]]  # for each teacher, ids and lengths of some texts
+
+
 @cache
 def open_decoder(folder: Path) -> TextDecoder:
     """Once in each process."""
     return TextDecoder(Tokenizer.load(folder))
 
 
-def decode(folder: Path, flat: np.ndarray, ends: np.ndarray) -> list[str]:
-    """Texts of ids, in a worker."""
-    return open_decoder(folder).decode(flat, ends)
+open_tokenizer_once = cache(open_tokenizer)
 
 
-def passage_texts(passages: Passages, tokenizer: Path, workers: int) -> Iterator[list[str]]:
-    """The passages as texts, `CHUNK` at a time, in order."""
+def translate(student: Path, teachers: Sequence[Path], flat: np.ndarray, ends: np.ndarray) -> TeacherTokens:
+    """Texts in tokens of the student to tokens of each teacher, in a worker."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many workers as cores
+    texts = open_decoder(student).decode(flat, ends)
+    return [tokenize(open_tokenizer_once(teacher), texts) for teacher in teachers]
+
+
+def translated_passages(
+    passages: Passages, student: Path, teachers: Sequence[Path], workers: int
+) -> Iterator[TeacherTokens]:
+    """The passages in tokens of each teacher, `CHUNK` at a time, in order."""
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        waiting: deque[Future[list[str]]] = deque()
+        waiting: deque[Future[TeacherTokens]] = deque()
         for start in range(0, len(passages), CHUNK):
             first, ends = int(passages.ends[start - 1]) if start else 0, passages.ends[start : start + CHUNK]
-            waiting.append(pool.submit(decode, tokenizer, np.array(passages.ids[first : ends[-1]]), ends - first))
+            ids = np.array(passages.ids[first : ends[-1]])
+            waiting.append(pool.submit(translate, student, teachers, ids, ends - first))
             if len(waiting) >= 4 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -122,14 +144,16 @@ def passage_texts(passages: Passages, tokenizer: Path, workers: int) -> Iterator
 
 def teacher_vectors(
     passages: Passages, tokenizer: Path, folders: Sequence[Path], device: torch.device, workers: int
-) -> np.ndarray:
-    """(texts, teachers × 512), float16."""
+) -> Tensor:
+    """(texts, teachers × 512), float16, on the device."""
     teachers = [open_teacher(folder, device) for folder in folders]
-    raw, done, started = np.empty((len(passages), len(folders) * WIDTH), np.float16), 0, time.perf_counter()
-    for number, texts in enumerate(passage_texts(passages, tokenizer, workers)):
-        vectors = torch.cat([teacher.encode(texts) for teacher in teachers], 1)
-        raw[done : done + len(texts)] = vectors.half().cpu().numpy()
-        done += len(texts)
+    raw = torch.empty(len(passages), len(folders) * WIDTH, dtype=torch.float16, device=device)
+    done, started = 0, time.perf_counter()
+    for number, tokens in enumerate(translated_passages(passages, tokenizer, folders, workers)):
+        vectors = [teacher.encode_tokens(*part) for teacher, part in zip(teachers, tokens, strict=True)]
+        stop = done + len(vectors[0])
+        raw[done:stop] = torch.cat(vectors, 1).half()
+        done = stop
         if number % 20 == 0 or done == len(passages):
             log(
                 f"teachers: {done:,} of {len(passages):,} texts, {done / (time.perf_counter() - started):,.0f} per second"
@@ -140,7 +164,8 @@ def teacher_vectors(
 def prepare_texts(args: argparse.Namespace, folder: Path) -> None:
     """Texts to train on and held-out ones."""
     started, corpus = time.perf_counter(), Shards.open(args.shards)
-    passages = draw_texts(corpus, args.tatoeba, args.everyday, args.variants, read_excluded(args.exclude), args.seed)
+    counts = TextCounts(args.everyday, args.questions, args.variants, args.passages)
+    passages = draw_texts(corpus, args.tatoeba, counts, read_excluded(args.exclude), args.seed)
     log(f"{len(passages):,} texts, {len(passages.ids):,} tokens, {time.perf_counter() - started:.0f} s")
     log("tokens of a text, deciles:", np.quantile(passages.lengths, np.linspace(0, 1, 11)).astype(int).tolist())
     passages.save(folder)
@@ -155,21 +180,17 @@ def prepare_targets(args: argparse.Namespace, width: int, folder: Path, device: 
     raw = teacher_vectors(passages, tokenizer, folders, device, args.workers)
     held_out_raw = teacher_vectors(held_out, tokenizer, folders, device, 1)
 
-    def on_device(rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(rows).to(device)
-
     if args.mixture:
         mixture = Mixture.load(args.mixture, device)
     else:
         sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
-        mixture = Mixture.fit(on_device(raw[sample]), args.weights, width)
+        mixture = Mixture.fit(raw[torch.from_numpy(sample).to(device)], args.weights, width)
     mixture.save(folder / "mixture.npz")
     targets = np.empty((len(raw), width), np.float16)
     for start in range(0, len(raw), ROWS):
-        rows = on_device(raw[start : start + ROWS])
-        targets[start : start + ROWS] = mixture.targets(rows).half().cpu().numpy()
-    write_array(folder / "held-out" / "teachers.npy", held_out_raw)
-    held_out_targets = mixture.targets(on_device(held_out_raw))
+        targets[start : start + ROWS] = mixture.targets(raw[start : start + ROWS]).half().cpu().numpy()
+    write_array(folder / "held-out" / "teachers.npy", held_out_raw.cpu().numpy())
+    held_out_targets = mixture.targets(held_out_raw)
     write_array(folder / "held-out" / TARGETS, held_out_targets.half().cpu().numpy())
     write_array(folder / TARGETS, targets)  # last: with it the folder is complete
     log(f"targets after {time.perf_counter() - started:.0f} s")
@@ -188,8 +209,13 @@ class HeldOutDistillTask(VectorDistillTask):
         settings: TrainSettings,
         goals: VectorDistillSettings,
         teachers: Sequence[str],
+        data: Path | None = None,
     ) -> None:
         super().__init__(student, folder, settings, goals)
+        self.measured = tasks(data, None, MEASURED) if data else {}
+        self.measured_ids: dict[str, list[int]] = {}
+        if data:
+            self.selection_metric = "choice"
         self.held_out, self.teachers = Passages.open(folder / "held-out"), teachers
         self.held_out_targets = torch.from_numpy(np.load(folder / "held-out" / TARGETS)).float()
         self.held_out_raw = torch.from_numpy(np.load(folder / "held-out" / "teachers.npy")).float()
@@ -219,8 +245,47 @@ class HeldOutDistillTask(VectorDistillTask):
             student = students[depths.index(depth)]
             stacked = torch.stack([(student @ student.T)[pairs], teacher[pairs]])
             scores[f"{name}_{depth}"] = float(torch.corrcoef(stacked)[0, 1])
+        scores = self.measure() | scores
         log(f"{time.perf_counter() - self.started:.0f} s:", ", ".join(f"{k} {v:.4f}" for k, v in scores.items()))
         return scores
+
+    def measure(self) -> dict[str, float]:
+        """The scores of tasks at several depths, and their mean at the last two depths."""
+        scores = {}
+        for task, score in self.measured.items():
+            known: dict[str, np.ndarray] = {}
+            for at, depth in enumerate(MEASURED_DEPTHS):
+                found = score(partial(self.embed, at=at, known=known))
+                scores |= {f"{task} {metric}_{depth}": value for metric, value in found.items()}
+        if scores:
+            chosen = [scores[f"{name}_{depth}"] for name in CHOICE for depth in MEASURED_DEPTHS[1:]]
+            scores = {"choice": sum(chosen) / len(chosen), **scores}
+        return scores
+
+    @torch.no_grad()
+    def embed(self, texts: list[str], at: int, known: dict[str, np.ndarray]) -> np.ndarray:
+        """Texts to vectors of length 1, at one of `MEASURED_DEPTHS`; known: the vectors of texts at all of them."""
+        device, new = next(self.model.parameters()).device, [text for text in dict.fromkeys(texts) if text not in known]
+        unread = [text for text in new if text not in self.measured_ids]
+        for text, ids in zip(unread, self.tokenizer.ids_batch(unread), strict=True):
+            self.measured_ids[text] = [self.tokenizer.cls_id or 0, *ids[:MAX_TOKENS], self.tokenizer.sep_id or 0]
+        lengths = np.array([len(self.measured_ids[text]) for text in new])
+        with torch.compiler.set_stance("force_eager"):
+            for length in np.unique(lengths):
+                places, size = np.flatnonzero(lengths == length), max(1, MEASURED_TOKENS // int(length))
+                for some in np.split(places, range(size, len(places), size)):
+                    ids = torch.tensor([self.measured_ids[new[place]] for place in some], device=device)
+                    vectors = torch.stack(self.objective.vectors(ids, MEASURED_DEPTHS), 1)
+                    rows = F.normalize(vectors.float(), dim=-1).cpu().numpy()
+                    known.update(zip([new[place] for place in some], rows, strict=True))
+        return np.stack([known[text][at] for text in texts])
+
+
+def minutes_until(deadline: float, output: Path) -> float:
+    """The budget with which a training that is started or resumed now ends at a time, in seconds since 1970."""
+    steps = saved_steps(output)
+    spent = read_json(checkpoint_folder(output, steps[-1]) / "training.json")["seconds"] if steps else 0.0
+    return max(0.01, (spent + deadline - time.time()) / 60)
 
 
 def main() -> None:
@@ -233,14 +298,20 @@ def main() -> None:
     parser.add_argument("--mixture", type=Path, help="mixture.npz of the run that the model comes from")
     parser.add_argument("--tatoeba", type=Path)
     parser.add_argument("--exclude", type=Path, help="keys of texts not to train on, from evaluate.py --keys")
-    parser.add_argument("--everyday", type=int, default=600_000, help="sentences of the grammar")
-    parser.add_argument("--variants", type=int, default=10, help="variants of each sentence of Tatoeba")
+    parser.add_argument("--everyday", type=int, default=TextCounts.everyday, help="sentences of the grammar")
+    parser.add_argument("--questions", type=int, default=TextCounts.questions, help="questions about the corpus")
+    parser.add_argument("--variants", type=int, default=TextCounts.variants, help="of each sentence of Tatoeba")
+    parser.add_argument("--passages", type=float, default=TextCounts.passages, help="passages per sentence")
     parser.add_argument("--held-out", type=int, default=1_024)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=float, help="of training")
+    budget.add_argument("--deadline", type=float, help="end of the training, in seconds since 1970")
+    parser.add_argument("--data", type=Path, help="folder of evaluate.py, to measure tasks at every evaluation")
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--evaluations", type=int, default=12)
+    parser.add_argument("--compile", action="store_true", help="compile layers without their attention (compiled.py)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only-texts", action="store_true", help="draw the texts, which needs no GPU and no teacher")
@@ -256,12 +327,20 @@ def main() -> None:
         return
     if not (texts / TARGETS).is_file():
         prepare_targets(args, student.config.hidden_size, texts, device)
+    torch.set_float32_matmul_precision("high")
     settings = TrainSettings(
-        minutes=args.minutes, optimizer="muon", learning_rate=args.learning_rate, warmup_ratio=0.02, device=str(device),
+        minutes=args.minutes or 1.0, optimizer="muon", learning_rate=args.learning_rate, warmup_ratio=0.02, device=str(device),
         seed=args.seed, log_every=50, evaluations=args.evaluations, save_minutes=2.0, tensorboard=False, compile="no",
     )  # fmt: skip
     goals = VectorDistillSettings(batch_tokens=args.batch_tokens, neighbor_share=0.5, shallow_share=0.5)
-    task = HeldOutDistillTask(student, texts, settings, goals, [name for name, _ in args.teacher])
+    task = HeldOutDistillTask(student, texts, settings, goals, [name for name, _ in args.teacher], args.data)
+    if not saved_steps(args.output):
+        task.objective.to(device).eval()
+        log("before the training:", ", ".join(f"{name} {score:.2f}" for name, score in task.measure().items()))
+    if args.compile:
+        compile_layers(task.model)
+    if args.deadline:
+        settings = dataclasses.replace(settings, minutes=minutes_until(args.deadline, args.output))
     result = train(task, settings, args.output, resume=True, log=log)
     log(f"finished after {result.state.step:,} steps and {result.state.tokens:,} tokens: {result.model}")
 

