@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from albertkit.cli import search_commands as cli_search
 from albertkit.errors import AlbertkitError
-from albertkit.search import index as module
+from albertkit.search import index_file as module
 from albertkit.search.cluster import cluster
 from albertkit.search.index import Index, Record
 from albertkit.search.index_records import records_from
@@ -367,11 +367,12 @@ def test_each_wrong_file_is_one_sentence(index, tmp_path):
         (tmp_path / "bad").write_bytes(whole[:where] + b"\xa5" * (len(whole) - where))
         fails("cannot be used|damaged")
     for change, sentence in {
-        "PRAGMA user_version = 2": "has format 2, not 1. Update albertkit",
+        "PRAGMA user_version = 3": "has format 3, not 2. Update albertkit",
+        "PRAGMA user_version = 1": "has format 1, not 2. Index the files again",
         "DELETE FROM meta": "does not name its model",
         "UPDATE meta SET value = '-3' WHERE key = 'dim'": "does not name its model",
-        "UPDATE vectors SET data = x'00'": "a block has the wrong size",
-        "UPDATE vectors SET data = 7": "a block has the wrong size",
+        "UPDATE vectors SET data = x'00'": "has a wrong size or checksum",
+        "UPDATE vectors SET data = 7": "has a wrong size or checksum",
         "DROP TABLE texts": "no such table",
     }.items():
         (tmp_path / "bad").write_bytes(whole)
@@ -608,4 +609,4 @@ def test_help_has_an_example(command):
 def test_search_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import albertkit.cli.search_commands, albertkit.search.index"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert module.FORMAT == 1
+    assert module.FORMAT == 2

@@ -8,46 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import sqlite3
-import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice
-from albertkit.search import keywords as words
-from albertkit.search import vectors
+from albertkit.search.checksums import checksum, damaged
+from albertkit.search.index_file import IndexFile, create_index_file
 from albertkit.search.keywords import KeywordTable
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
 from albertkit.text_reader import Record, replace_surrogates
 
 __all__ = ["Embedder", "Index", "Record", "SearchHit"]
 
-FORMAT = 1
-MAGIC = 0x414C4258  # "ALBX", in the header of the file
 MODES = ("hybrid", "vector", "keyword")
-REMEDIES = {
-    "locked": "Another program is writing to it: wait until it is done.",
-    "readonly": "It is read-only: choose another path.",
-    "fts5": "Use a Python whose SQLite has FTS5.",
-    "full": "Free some disk space and rerun the command.",
-    "not a database": "Build an index with  albertkit index FILES -o OUT",
-    "unable to open": "Check its permissions.",
-}
-SCHEMA = f"""
-PRAGMA page_size = 16384; PRAGMA application_id = {MAGIC}; PRAGMA user_version = {FORMAT};
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE texts (slot INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL, line INTEGER NOT NULL,
-                    hash INTEGER NOT NULL, text TEXT NOT NULL);
-CREATE INDEX texts_hash ON texts (hash);
-CREATE TABLE free (slot INTEGER PRIMARY KEY);
-{vectors.SCHEMA}{words.SCHEMA}"""
+SEAL = "keywords"  # key of the checksum of all keywords in the table of facts
 
 
 class Embedder(Protocol):
@@ -98,41 +77,24 @@ class Index:
 
     def __init__(self, path: Path, embedder: Embedder | None) -> None:
         self.path, self.embedder = path, embedder
-        self._lock = threading.RLock()
-        uri = f"{Path(os.path.abspath(path)).as_uri()}?mode=rw"  # noqa: PTH100  keeps links as they are
-        with self._errors():
-            self._sql = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
-            self._sql.execute("PRAGMA trusted_schema = OFF")  # an index may come from anywhere
-            self._sql.execute("PRAGMA cache_size = -32000")
-            self._sql.execute(f"PRAGMA mmap_size = {2**40}")  # reads from the page cache without a copy
-            self._sql.execute("CREATE TEMP TABLE seen (slot INTEGER PRIMARY KEY)")
+        self._file = IndexFile(path)
+        self._sql, self._transaction, self._value = self._file.sql, self._file.transaction, self._file.value
+        self._has_written = False
 
     @classmethod
     def create(cls, path: Path | str, embedder: Embedder, overwrite: bool = False, place: str = "") -> Index:
         """A new, empty index, created atomically. `place` records the path of the model."""
         path = Path(path)
-        if path.exists() and (path.is_dir() or not overwrite):
+        is_taken = path.exists() and (path.is_dir() or not overwrite)
+        if is_taken or not create_index_file(path, _facts(embedder, place), overwrite):
             raise AlbertkitError(f"{path} already exists. Choose another path, or overwrite it (--force).")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-            os.close(handle)
-        except OSError as error:
-            raise AlbertkitError(f"{path} cannot be written: {error.strerror}. Choose another path.") from None
-        scratch = Path(name)
-        try:
-            connection = sqlite3.connect(scratch, isolation_level=None)
-            connection.executescript(SCHEMA)
-            facts = {"model": embedder.name, "dim": str(embedder.dim), "place": place}
-            connection.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
-            connection.close()
-            scratch.chmod(0o644)
-            Path(f"{path}-journal").unlink(missing_ok=True)  # left by a killed writer of the file that is replaced
-            scratch.replace(path)
-        except (OSError, sqlite3.Error) as error:
-            raise AlbertkitError(_sentence(path, error)) from None
-        finally:
-            scratch.unlink(missing_ok=True)
+        return cls.open(path, embedder)
+
+    @classmethod
+    def open_or_create(cls, path: Path | str, embedder: Embedder, place: str = "") -> Index:
+        """The index at a path, or a new one. Several processes may do this at once; they share the index."""
+        if not Path(path).exists():
+            create_index_file(Path(path), _facts(embedder, place), overwrite=False)
         return cls.open(path, embedder)
 
     @classmethod
@@ -145,25 +107,19 @@ class Index:
         try:
             index._check()
         except BaseException:
-            index.close()
+            index._sql.close()
             raise
         return index
 
     def _check(self) -> None:
         """Raise unless this is an index of this model."""
-        with self._errors():
-            magic, version = (self._one(f"PRAGMA {name}") for name in ("application_id", "user_version"))
-            if magic != MAGIC:
-                raise AlbertkitError(f"{self.path} is not an index. Build one with  albertkit index FILES -o OUT")
-            if version != FORMAT:
-                raise AlbertkitError(f"{self.path} has format {version}, not {FORMAT}. Update albertkit.")
-            facts = dict(self._sql.execute("SELECT key, value FROM meta"))
-        self.model, dim = (str(facts.get(key, "")) for key in ("model", "dim"))
+        facts = self._file.read_facts()
+        self.model, dim = (facts.get(key, "") for key in ("model", "dim"))
         if not self.model or not dim.isdecimal() or not 1 <= int(dim) <= 65_536:
             raise AlbertkitError(f"{self.path} is damaged: it does not name its model. Index the files again.")
-        self.dim, self.place = int(dim), str(facts.get("place", ""))
-        with self._errors():
-            self._words, self._blocks = KeywordTable(self._sql), VectorTable(self._sql, self.path, self.dim)
+        self.dim, self.place = int(dim), facts.get("place", "")
+        with self._file.errors():
+            self._words, self._blocks = KeywordTable(self._sql, self.path), VectorTable(self._sql, self.path, self.dim)
         ours = self.embedder
         if ours is not None and (ours.name, ours.dim) != (self.model, self.dim):
             raise AlbertkitError(
@@ -179,11 +135,18 @@ class Index:
 
     def __len__(self) -> int:
         with self._transaction("DEFERRED"):
-            return int(self._one("SELECT count(*) FROM texts"))
+            return int(self._value("SELECT count(*) FROM texts"))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sql"):
+            self._sql.close()
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
+        with self._file.lock:
+            if self._has_written:
+                self._seal()
+            self._has_written = False
             self._sql.close()
 
     # Writing ------------------------------------------------------------------------------------------------------
@@ -195,16 +158,31 @@ class Index:
         """
         changed, source = 0, iter(records)
         while group := list(islice(source, max(1, batch))):
-            with self._transaction("IMMEDIATE"):
-                changed += self._add({r.id: r for r in map(_storable, group)})
+            records_by_id = {record.id: record for record in map(_storable, group)}
+            vectors = self._embed_new(record.text for record in records_by_id.values())
+            with self._write():
+                changed += self._add(records_by_id, vectors)
             if progress is not None:
                 progress(len(group))
         return changed
 
-    def _add(self, group: dict[str, Record]) -> int:
+    def _embed_new(self, texts: Iterable[str]) -> dict[str, StoredVector]:
+        """The vectors of the texts that the index does not contain, computed while other programs may write."""
+        with self._transaction("DEFERRED"):
+            missing = [text for text in dict.fromkeys(texts) if self._find_text(text) is None]
+        return dict(zip(missing, StoredVector.all_from(self._unit_vectors(missing)), strict=True)) if missing else {}
+
+    def _find_text(self, text: str) -> int | None:
+        """The slot of a text."""
+        ask = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1"
+        row = self._sql.execute(ask, (_hash(text), text)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _add(self, group: dict[str, Record], new: dict[str, StoredVector]) -> int:
         ask = "SELECT slot, text, source, line FROM texts WHERE id = ?"
         known = {id: row for id in group if (row := self._sql.execute(ask, (id,)).fetchone())}
-        vectors = self._vectors(r.text for r in group.values() if r.id not in known or known[r.id][1] != r.text)
+        changed_texts = (r.text for r in group.values() if r.id not in known or known[r.id][1] != r.text)
+        vectors = self._vectors(changed_texts, new)
         slots = self._slots(len(group) - len(known))
         stored, changed = {}, 0
         for record in group.values():
@@ -212,8 +190,9 @@ class Index:
             if old == [record.text, record.source, record.line]:
                 continue
             changed += 1
-            row = (slot, record.id, record.source, record.line, _hash(record.text), record.text)
-            self._sql.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", row)
+            content = (slot, record.id, record.source, record.line)
+            row = (*content, _hash(record.text), record.text, checksum(*content, record.text))
+            self._sql.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             if old[0] != record.text:
                 if old[0] is not None:
                     self._words.remove(slot, old[0])
@@ -224,18 +203,14 @@ class Index:
         self._sql.executemany(seen, [(id,) for id in group])
         return changed
 
-    def _vectors(self, texts: Iterable[str]) -> dict[str, StoredVector]:
-        """The vector of each text: from the index if it contains an equal text, otherwise embedded."""
-        ask, slots = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1", {}
-        for text in dict.fromkeys(texts):
-            row = self._sql.execute(ask, (_hash(text), text)).fetchone()
-            slots[text] = None if row is None else row[0]
+    def _vectors(self, texts: Iterable[str], new: dict[str, StoredVector]) -> dict[str, StoredVector]:
+        """The vector of each text: from the index if it contains an equal text, otherwise a new one."""
+        slots = {text: self._find_text(text) for text in texts}
         known = self._blocks.read(slot for slot in slots.values() if slot is not None)
-        found = {text: known[slot] for text, slot in slots.items() if slot is not None}
-        missing = [text for text, slot in slots.items() if slot is None]
-        if missing:
-            found |= zip(missing, StoredVector.all_from(self._unit_vectors(missing)), strict=True)
-        return found
+        lost = [text for text, slot in slots.items() if slot is None and text not in new]  # deleted by another program
+        if lost:
+            new = new | dict(zip(lost, StoredVector.all_from(self._unit_vectors(lost)), strict=True))
+        return {text: new[text] if slot is None else known[slot] for text, slot in slots.items()}
 
     def _unit_vectors(self, texts: list[str], vectors: np.ndarray | None = None) -> np.ndarray:
         """The unit vectors of texts; computed if they are not passed."""
@@ -254,10 +229,14 @@ class Index:
 
     def _slots(self, count: int) -> Iterator[int]:
         """Slots for new rows: first those of deleted rows, then new ones at the end."""
-        top = 1 + max(self._one(f"SELECT coalesce(max(slot), -1) FROM {table}") for table in ("texts", "free"))
+        top = self._slots_used()
         old = [slot for (slot,) in self._sql.execute("SELECT slot FROM free LIMIT ?", (count,))]
         self._sql.executemany("DELETE FROM free WHERE slot = ?", [(slot,) for slot in old])
         return iter([*old, *range(top, top + count - len(old))])
+
+    def _slots_used(self) -> int:
+        """The number of slots, with those of deleted rows."""
+        return 1 + max(int(self._value(f"SELECT coalesce(max(slot), -1) FROM {table}")) for table in ("texts", "free"))
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete records by id; returns the number of deleted records."""
@@ -273,14 +252,29 @@ class Index:
         folders = [(str(place), str(place).rstrip("/") + "/") for place in places]
         return self._delete(inside, [(name, folder, folder) for name, folder in folders])
 
-    def _delete(self, where: str, values: Sequence[tuple[str, ...]]) -> int:
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[None]:
+        """A transaction that writes. It breaks the seal of the keywords."""
         with self._transaction("IMMEDIATE"):
+            self._sql.execute("DELETE FROM meta WHERE key = ?", (SEAL,))
+            yield
+        self._has_written = True
+
+    def _seal(self) -> None:
+        """Store the checksum of the keywords, unless another program writes; then that program will."""
+        self._sql.execute("PRAGMA busy_timeout = 0")
+        with contextlib.suppress(AlbertkitError), self._transaction("IMMEDIATE"):
+            row = (SEAL, str(self._words.checksum()))
+            self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+
+    def _delete(self, where: str, values: Sequence[tuple[str, ...]]) -> int:
+        with self._write():
             ask = f"SELECT slot FROM texts WHERE {where}"
             gone = sorted({slot for value in values for (slot,) in self._sql.execute(ask, value)})
             for start in range(0, len(gone), 1000):
                 slots = [(slot,) for slot in gone[start : start + 1000]]
                 for (slot,) in slots:
-                    self._words.remove(slot, self._one(f"SELECT text FROM texts WHERE slot = {slot}"))
+                    self._words.remove(slot, self._value(f"SELECT text FROM texts WHERE slot = {slot}"))
                 self._sql.executemany("DELETE FROM texts WHERE slot = ?", slots)
                 self._sql.executemany("DELETE FROM seen WHERE slot = ?", slots)
                 self._sql.executemany("INSERT INTO free VALUES (?)", slots)
@@ -313,9 +307,10 @@ class Index:
             vectors = self._unit_vectors(list(map(replace_surrogates, queries)), vectors)
         with self._transaction("DEFERRED"):
             if mode != "keyword" and vectors is not None:
-                by_vector = self._blocks.nearest(vectors, depth)
+                by_vector = self._blocks.nearest(vectors, depth, self._slots_used())
             if mode != "vector":
-                rows = self._one("SELECT coalesce(max(slot), 0) FROM texts")
+                self._words.verify(self._sql.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone())
+                rows = self._value("SELECT coalesce(max(slot), 0) FROM texts")
                 by_keyword = [self._words.best(query, depth, rows) for query in queries]
             if vectors is None:
                 return [self._hits(ranked, "words") for ranked in by_keyword]
@@ -338,40 +333,18 @@ class Index:
         return found
 
     def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
-        ask = "SELECT id, text, source, line FROM texts WHERE slot = ?"
-        rows = [(score, self._sql.execute(ask, (slot,)).fetchone()) for score, slot in ranked]
-        return [SearchHit(row[0], row[1], float(score), row[2], row[3], matched) for score, row in rows if row]
-
-    # The connection -----------------------------------------------------------------------------------------------
-
-    def _one(self, sql: str) -> Any:
-        return self._sql.execute(sql).fetchone()[0]
-
-    @contextlib.contextmanager
-    def _transaction(self, kind: str) -> Iterator[None]:
-        """A transaction, for one thread at a time."""
-        with self._lock, self._errors():
-            self._sql.execute(f"BEGIN {kind}")
-            try:
-                yield
-                self._sql.execute("COMMIT")
-            except BaseException:
-                if self._sql.in_transaction:
-                    self._sql.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged text
-            raise AlbertkitError(_sentence(self.path, error)) from None
+        found = []
+        ask = "SELECT slot, id, source, line, text, checksum FROM texts WHERE slot = ?"
+        for score, slot in ranked:
+            row = self._sql.execute(ask, (slot,)).fetchone()
+            if row is None or row[5] != checksum(*row[:5]):
+                raise damaged(self.path, f"the checksum of text {slot} differs")
+            found.append(SearchHit(row[1], row[4], float(score), row[2], row[3], matched))
+        return found
 
 
-def _sentence(path: Path, error: Exception) -> str:
-    says = "".join(c if c.isprintable() else "?" for c in str(error))
-    remedies = [remedy for sign, remedy in REMEDIES.items() if sign in says]
-    return f"{path} cannot be used ({says}). {remedies[0] if remedies else 'Index the files again.'}"
+def _facts(embedder: Embedder, place: str) -> dict[str, str]:
+    return {"model": embedder.name, "dim": str(embedder.dim), "place": place}
 
 
 def _hash(text: str) -> int:

@@ -10,10 +10,20 @@ from itertools import dropwhile, groupby
 from pathlib import Path
 
 from albertkit.errors import AlbertkitError, check_choice
-from albertkit.text_reader import TEXT_LIMIT, Record, TextFile, find_text_files, read_lines, read_records
+from albertkit.text_reader import (
+    FORMATS,
+    PLAIN_TEXT,
+    TEXT_LIMIT,
+    Record,
+    TextFile,
+    check_text_column,
+    find_text_files,
+    read_lines,
+    read_records,
+)
 
 SPLITS = ("lines", "paragraphs", "file")
-FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".ndjson")
+FOLDER_SUFFIXES = (*PLAIN_TEXT, *FORMATS)
 
 
 def records_from(
@@ -22,10 +32,12 @@ def records_from(
     """Records of text files (one per line, paragraph or file) and of tables (one per row, the text in `field`).
 
     Folders are walked in order; hidden files and other kinds of files are skipped. A file that is passed explicitly is
-    always read. With `field`, text files are read as JSONL; the default field is `text`.
+    always read. Lines and rows without a text are no records. The default field is `text`.
     """
     check_choice("split", split, SPLITS)
-    for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):
+    found = find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True)
+    check_text_column(found, field)
+    for file in found:
         if file.format != "text" or split == "lines":
             yield from read_records(file, field, id_field, TEXT_LIMIT)
             continue

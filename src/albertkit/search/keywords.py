@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from pathlib import Path
 
+from albertkit.search.checksums import checksum, damaged
 from albertkit.search.vectors import Ranked
 
 TERMS = 64  # words of a query that are looked up
@@ -28,9 +30,23 @@ CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61 rem
 class KeywordTable:
     """The table of words. The caller manages transactions."""
 
-    def __init__(self, sql: sqlite3.Connection) -> None:
-        self.sql = sql
+    def __init__(self, sql: sqlite3.Connection, path: Path) -> None:
+        self.sql, self.path, self.is_verified = sql, path, False
         sql.execute("CREATE VIRTUAL TABLE temp.counts USING fts5vocab (main, words, row)")
+
+    def checksum(self) -> int:
+        """The checksum of all rows of FTS5's tables."""
+        total = checksum(*self.sql.execute("SELECT group_concat(id || ' ' || hex(sz)) FROM words_docsize").fetchone())
+        for table, columns in (("words_data", "id, block"), ("words_idx", "segid, term, pgno")):
+            for row in self.sql.execute(f"SELECT {columns} FROM {table} ORDER BY 1, 2"):
+                total = checksum(total, *row)
+        return total
+
+    def verify(self, seal: tuple[str] | None) -> None:
+        """Raise if the keywords differ from their checksum. An index has none while it is written, or after a crash."""
+        if seal is not None and not self.is_verified and seal[0] != str(self.checksum()):
+            raise damaged(self.path, "the checksum of the keywords differs")
+        self.is_verified = True
 
     def add(self, slot: int, text: str) -> None:
         """Add the words of a text to an empty slot."""

@@ -1,7 +1,7 @@
 """Vector search in an SQLite file: blocks of 1,024 int8 rows with one scale per row, compared by numpy.
 
-In: a connection and rows. Out: the slots with the highest dot product. Only a few blocks are in memory at a time. It
-is not thread-safe.
+In: a connection and rows. Out: the slots with the highest dot product. Each block has a checksum. Blocks stay in memory
+after their first use, up to `KEPT_BYTES`; others are read for each search. It is not thread-safe.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.search.checksums import checksum, damaged
 
 BLOCK = 1024  # rows in a stored block
 PART = 256  # rows converted to floats at a time, so that they fit into the processor's cache
 QUERIES = 256  # queries answered in one pass over the blocks
+KEPT_BYTES = 512 << 20  # of the blocks that stay in memory
 Ranked: TypeAlias = list[tuple[float, int]]  # (score, slot), best first
 SCHEMA = """
-CREATE TABLE scales (block INTEGER PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE vectors (block INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE scales (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE vectors (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
 """
-JOINED = "scales s JOIN vectors v ON s.block = v.block"
+CHECKSUMS = "SELECT s.block, s.checksum, v.checksum FROM scales s LEFT JOIN vectors v ON s.block = v.block"
+
+
+class Block(NamedTuple):
+    """1,024 rows."""
+
+    checksums: tuple[int, int]  # of the scales and of the vectors
+    scales: np.ndarray  # (rows,)
+    vectors: np.ndarray  # (rows, dim) int8
 
 
 class StoredVector(NamedTuple):
@@ -50,35 +59,44 @@ class VectorTable:
     def __init__(self, sql: sqlite3.Connection, path: Path, dim: int) -> None:
         self.sql, self.path, self.dim = sql, path, dim
         self.room = np.empty((BLOCK, dim), np.float32)
+        self.kept: dict[int, Block] = {}
 
     def read(self, slots: Iterable[int]) -> dict[int, StoredVector]:
         """The rows in some slots."""
         found: dict[int, StoredVector] = {}
         for block, places in _by_block(slots).items():
-            scales, vectors = self._block(block)
-            found |= {block * BLOCK + i: StoredVector(float(scales[i]), vectors[i].copy()) for i in places}
+            stored = self._find_block(block)
+            rows = {} if stored is None else {i: (stored.scales[i], stored.vectors[i].copy()) for i in places}
+            found |= {block * BLOCK + i: StoredVector(float(scale), vector) for i, (scale, vector) in rows.items()}
         return found
 
     def write(self, rows: dict[int, StoredVector]) -> None:
         """Put rows into slots; a row without data only changes the scale."""
         for block, places in _by_block(rows).items():
-            scales, vectors = (array.copy() for array in self._block(block))
+            stored = self._find_block(block)
+            scales = np.zeros(BLOCK, "<f4") if stored is None else stored.scales.copy()
+            vectors = np.zeros((BLOCK, self.dim), np.int8) if stored is None else stored.vectors.copy()
             here = {i: rows[block * BLOCK + i] for i in places}
             for i, row in here.items():
                 scales[i] = row.scale
                 if row.data is not None:
                     vectors[i] = row.data
-            self.sql.execute("INSERT OR REPLACE INTO scales VALUES (?, ?)", (block, scales.tobytes()))
+            self._write_array("scales", block, scales)
             if any(row.data is not None for row in here.values()):
-                self.sql.execute("INSERT OR REPLACE INTO vectors VALUES (?, ?)", (block, vectors.tobytes()))
+                self._write_array("vectors", block, vectors)
 
-    def nearest(self, queries: np.ndarray, k: int) -> list[Ranked]:
+    def _write_array(self, table: str, block: int, array: np.ndarray) -> None:
+        data = array.tobytes()
+        self.sql.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", (block, checksum(block, data), data))
+
+    def nearest(self, queries: np.ndarray, k: int, slots_used: int) -> list[Ranked]:
         """For each query the k slots with the highest dot product; equal ones in the order of their slots."""
         if len(queries) > QUERIES:
-            return self.nearest(queries[:QUERIES], k) + self.nearest(queries[QUERIES:], k)
+            first = self.nearest(queries[:QUERIES], k, slots_used)
+            return first + self.nearest(queries[QUERIES:], k, slots_used)
         best: np.ndarray = np.empty((len(queries), 0), np.float32)
         slots: np.ndarray = np.empty((len(queries), 0), np.int64)
-        for block, scores in self._scores(np.ascontiguousarray(queries.T)):
+        for block, scores in self._scores(np.ascontiguousarray(queries.T), slots_used):
             if best.shape[1] == k and (scores.max(axis=1) <= best.min(axis=1)).all():
                 continue
             here = np.broadcast_to(np.arange(block * BLOCK, (block + 1) * BLOCK), scores.shape)
@@ -89,7 +107,7 @@ class VectorTable:
         rows = [zip(best[i].tolist(), slots[i].tolist(), strict=True) for i in range(len(queries))]
         return [sorted((r for r in row if r[0] > -np.inf), key=lambda r: (-r[0], r[1])) for row in rows]
 
-    def _scores(self, turned: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    def _scores(self, turned: np.ndarray, slots_used: int) -> Iterator[tuple[int, np.ndarray]]:
         """Block by block, a row of scores for each query.
 
         Bytes are converted to floats in one reused buffer, since allocation costs more than the arithmetic. For one
@@ -99,8 +117,11 @@ class VectorTable:
         count = turned.shape[1]
         step = PART if count == 1 else BLOCK
         room, found = self.room[:step], np.empty((BLOCK, count), np.float32)
-        for block, *data in self.sql.execute(f"SELECT s.block, s.data, v.data FROM {JOINED} ORDER BY s.block"):
-            scales, vectors = self._arrays(*data)
+        blocks = self.sql.execute(f"{CHECKSUMS} ORDER BY s.block").fetchall()
+        if [block for block, *_ in blocks] != list(range(-(-slots_used // BLOCK))):
+            raise damaged(self.path, f"it has vectors of {len(blocks)} blocks for {slots_used} texts")
+        for block, *checksums in blocks:
+            _, scales, vectors = self._read_block(block, *checksums)
             for i in range(0, BLOCK, step):
                 np.copyto(room, vectors[i : i + step])
                 if count == 1:
@@ -109,15 +130,32 @@ class VectorTable:
                     np.matmul(room, turned, out=found)
             yield block, np.where(scales > 0, found.T * scales, np.float32(-np.inf))
 
-    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        row = self.sql.execute(f"SELECT s.data, v.data FROM {JOINED} WHERE s.block = ?", (block,)).fetchone()
-        return self._arrays(*(row or (bytes(4 * BLOCK), bytes(BLOCK * self.dim))))
+    def _find_block(self, block: int) -> Block | None:
+        """A block; None if it does not exist."""
+        row = self.sql.execute(f"{CHECKSUMS} WHERE s.block = ?", (block,)).fetchone()
+        return None if row is None else self._read_block(*row)
 
-    def _arrays(self, scales: bytes, vectors: bytes) -> tuple[np.ndarray, np.ndarray]:
-        sizes = [len(data) if isinstance(data, bytes) else -1 for data in (scales, vectors)]
-        if sizes != [4 * BLOCK, BLOCK * self.dim]:
-            raise AlbertkitError(f"{self.path} is damaged (a block has the wrong size). Index the files again.")
-        return np.frombuffer(scales, "<f4"), np.frombuffer(vectors, np.int8).reshape(BLOCK, self.dim)
+    def _read_block(self, block: int, *checksums: int) -> Block:
+        """A block from memory if its checksums are these, otherwise from the file, where it is compared with them."""
+        known = self.kept.get(block)
+        if known is not None and known.checksums == checksums:
+            return known
+        arrays = []
+        for table, wanted, dtype, size in (
+            ("scales", checksums[0], "<f4", 4 * BLOCK),
+            ("vectors", checksums[1], "|i1", BLOCK * self.dim),
+        ):
+            row = self.sql.execute(f"SELECT data FROM {table} WHERE block = ?", (block,)).fetchone()
+            data = row[0] if row else None
+            if not isinstance(data, bytes) or len(data) != size or checksum(block, data) != wanted:
+                raise damaged(self.path, f"block {block} of its {table} has a wrong size or checksum")
+            arrays.append(np.frombuffer(data, dtype))
+        if not ((arrays[0] >= 0) & (arrays[0] <= 1)).all():  # not of a unit vector, or NaN
+            raise damaged(self.path, f"block {block} of its scales has a number that no unit vector has")
+        found = Block((checksums[0], checksums[1]), arrays[0], arrays[1].reshape(BLOCK, self.dim))
+        if known is not None or (len(self.kept) + 1) * BLOCK * (self.dim + 4) <= KEPT_BYTES:
+            self.kept[block] = found
+        return found
 
 
 def fuse(*lists: Ranked) -> Ranked:
