@@ -9,7 +9,7 @@ import pytest
 
 from albertkit import text_reader
 from albertkit.errors import AlbertkitError
-from albertkit.text_reader import find_text_files, read_lines, read_texts
+from albertkit.text_reader import find_text_files, read_lines, read_rows, read_texts
 
 ROWS = [("a", "first text"), ("b", "日本語, with a comma"), ("c", "third")]
 
@@ -103,3 +103,19 @@ def test_a_line_over_the_limit_is_an_error(tmp_path):
     assert [line for _, line in read_lines(file, 11)] == ["short", "x" * 11]
     with pytest.raises(AlbertkitError, match="line 2 of .* has over 10 bytes"):
         list(read_lines(file, 10))
+
+
+def test_a_row_with_more_cells_than_the_header_is_an_error(tmp_path):
+    """Otherwise a text with a comma that is not quoted would be cut."""
+    (tmp_path / "a.csv").write_text("id,text\n1,one, two\n")
+    with pytest.raises(AlbertkitError, match="line 2 of .* has 3 cells, but the first row has 2: quote"):
+        list(read_texts(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("id,text\n1,one,\n")
+    assert list(read_texts(tmp_path / "a.csv")) == ["one"]
+
+
+def test_blank_rows_are_rows_and_blank_lines_of_wide_tables_are_not(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n\n2,\n,\n")
+    assert list(read_rows(tmp_path / "a.csv")) == ["one", "", ""]
+    (tmp_path / "b.tsv").write_text("text\none\n\ntwo\n")
+    assert list(read_rows(tmp_path / "b.tsv")) == ["one", "", "two"]

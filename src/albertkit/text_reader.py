@@ -1,8 +1,8 @@
 """Reader of text files: .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
 
-In: paths, folders, or "-" for stdin. Out: texts (`read_texts`) or records (`read_records`). `data/documents.py`,
-`bulk/parts.py`, `search/index.py` and `tasks/readers/` use the functions below them. Lines and rows are streamed, so
-memory use is bounded. `vector_writer.py` writes results.
+In: paths, folders, or "-" for stdin. Out: every row (`read_rows`), texts that are not blank (`read_texts`) or records
+(`read_records`). `data/documents.py`, `bulk/parts.py`, `search/index_records.py` and `tasks/readers/` use the functions
+below them. Lines and rows are streamed, so memory use is bounded. `vector_writer.py` writes results.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ FORMATS: Mapping[str, TextFormat] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
+PLAIN_TEXT = (".txt", ".md", ".rst")  # one text per line, whatever the text column is
 COMPRESSIONS = (".gz", ".xz")
 LINE_LIMIT = 64 << 20  # bytes of one line
 TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk processing
@@ -58,6 +59,7 @@ class TextFile:
     size: int = 0  # bytes on disk
     modified_ns: int = 0
     column: str | int | None = None  # where the text is, if known: a name, or in csv and tsv an index
+    width: int = 0  # cells of a row in csv and tsv, if known
 
 
 @dataclass(frozen=True)
@@ -79,27 +81,44 @@ def read_texts(path: Path | str, text_column: str | None = None) -> Iterator[str
     """The texts of a file, a folder or stdin ("-"), without blank texts.
 
     Text files have one text per line. In .jsonl, .csv, .tsv and .parquet files the text is in `text_column`; the
-    default is "text". If `text_column` is passed, stdin and text files are read as JSON lines.
+    default is "text". If `text_column` is passed, stdin and files with an unknown suffix are read as JSON lines.
     """
     for file in find_text_files([path], text_column, allow_pipes=True):
         yield from (record.text for record in read_records(file, text_column))
+
+
+def read_rows(path: Path | str, text_column: str | None = None) -> Iterator[str]:
+    """Every text of a file, a folder or stdin ("-"), unchanged: one per row, also blank ones."""
+    files = find_text_files([path], text_column, allow_pipes=True)
+    check_text_column(files, text_column)
+    for file in files:
+        yield from (text for _, text, _ in _read_texts(file, text_column))
 
 
 def read_records(
     file: TextFile, text_column: str | None = None, id_column: str | None = None, limit: int = LINE_LIMIT
 ) -> Iterator[Record]:
     """The records of a file, without blank texts. limit: bytes of one line."""
+    for number, text, id in _read_texts(file, text_column, id_column, limit):
+        if text.strip():
+            yield Record(f"{file.name}:{number}" if id is None else id, text.strip(), file.name, number)
+
+
+def _read_texts(
+    file: TextFile, text_column: str | None = None, id_column: str | None = None, limit: int = LINE_LIMIT
+) -> Iterator[tuple[int, str, str | None]]:
+    """(line, text, id) of each row."""
     if file.format == "text":
         rows: Iterator[tuple[int, list[Any]]] = ((number, [line]) for number, line in read_lines(file, limit))
     else:
         columns = [text_column or DEFAULT_COLUMN, *([] if id_column is None else [id_column])]
-        rows = _read_rows(file, columns, limit)
+        rows = read_cells(file, columns, limit)
     for number, (text, *ids) in rows:
         if not isinstance(text, str):
-            found = f"{_place(file, number)} contains a {type(text).__name__} as {text_column or DEFAULT_COLUMN!r}"
+            kind = "null" if text is None else f"a {type(text).__name__}"
+            found = f"{_place(file, number)} contains {kind} as {text_column or DEFAULT_COLUMN!r}"
             raise AlbertkitError(f"{found}, which must be a text. Correct it, or pass another --text-column.")
-        if text.strip():
-            yield Record(str(ids[0]) if ids else f"{file.name}:{number}", text.strip(), file.name, number)
+        yield number, text, str(ids[0]) if ids else None
 
 
 # Paths → files ------------------------------------------------------------------------------------------------------
@@ -108,27 +127,35 @@ def read_records(
 def find_text_files(
     paths: Iterable[Path | str],
     text_column: str | None = None,
-    formats: Mapping[str, TextFormat] = FORMATS,
     folder_suffixes: Collection[str] = (),
     allow_pipes: bool = False,
 ) -> list[TextFile]:
     """The files in the order of `names`; folders contribute their files with `folder_suffixes`, sorted.
 
-    formats: the format of each suffix. Files with other suffixes are text, or JSONL if there is a text column.
-    folder_suffixes: the default is the suffixes of `formats`. allow_pipes: the caller reads the files only once.
+    Files with unknown suffixes are text, or JSONL if there is a text column. folder_suffixes: the default is the
+    suffixes of `FORMATS`. allow_pipes: the caller reads the files only once.
     """
-    names = [name for path in paths for name in _walk(str(path), folder_suffixes or formats)]
-    files = [_text_file(name, text_column, formats) for name in names]
+    names = [name for path in paths for name in _walk(str(path), folder_suffixes or FORMATS)]
+    files = [_text_file(name, text_column) for name in names]
     pipe = next((file.name for file in files if file.name != "-" and not Path(file.name).is_file()), None)
     if pipe is not None and not allow_pipes:
         raise AlbertkitError(f"{pipe} is not a regular file: inputs are read twice. Pipe it to stdin and pass '-'.")
     if not files:
-        raise AlbertkitError(f"no text file was found. Pass files or folders with {', '.join(formats)} (.gz, .xz).")
+        raise AlbertkitError(f"no text file was found. Pass files or folders with {', '.join(FORMATS)} (.gz, .xz).")
     if len(files) > MAX_FILES:
         raise AlbertkitError(f"{len(files):,} files were passed; the maximum is {MAX_FILES:,}. Merge some of them.")
     if sum(file.name == "-" for file in files) > 1:
         raise AlbertkitError("stdin was passed twice: it can be read only once. Pass '-' once.")
     return files
+
+
+def check_text_column(files: Sequence[TextFile], text_column: str | None) -> None:
+    """Raise if a text column was passed and no file has columns."""
+    if text_column is not None and files and all(file.format == "text" for file in files):
+        raise AlbertkitError(
+            f"text column {text_column!r} was passed, but {files[0].name} is plain text: one text per line, without "
+            "columns. Omit --text-column, or rename the file to .jsonl, .csv or .tsv."
+        )
 
 
 def _walk(path: str, suffixes: Collection[str]) -> Iterator[str]:
@@ -148,7 +175,7 @@ def content_suffix(name: str) -> str:
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
-def _text_file(name: str, text_column: str | None, formats: Mapping[str, TextFormat]) -> TextFile:
+def _text_file(name: str, text_column: str | None) -> TextFile:
     if name == "-":
         return TextFile("-", "text" if text_column is None else "jsonl")
     try:
@@ -159,12 +186,17 @@ def _text_file(name: str, text_column: str | None, formats: Mapping[str, TextFor
     compression = suffix if suffix in COMPRESSIONS else ""
     if suffix in (".bz2", ".zip", ".zst"):
         raise AlbertkitError(f"{name} is compressed; only {', '.join(COMPRESSIONS)} are supported. Decompress it.")
-    format = formats.get(inner, "jsonl" if inner == ".json" else "text")
-    if text_column is not None and format == "text":
-        format = "jsonl"
+    format = format_of(inner, text_column)
     if format == "parquet" and compression:
         raise AlbertkitError(f"{name} is a compressed Parquet file, which cannot be read in parts. Decompress it.")
     return TextFile(name, format, compression, stat.st_size, stat.st_mtime_ns)
+
+
+def format_of(suffix: str, text_column: str | None) -> TextFormat:
+    """The format of a file, by its suffix without compression."""
+    if suffix in PLAIN_TEXT:
+        return "text"
+    return FORMATS.get(suffix, "jsonl" if text_column is not None or suffix == ".json" else "text")
 
 
 # Files → bytes ------------------------------------------------------------------------------------------------------
@@ -207,19 +239,28 @@ def _place(file: TextFile, number: int) -> str:
     return f"line {number} of {'stdin' if file.name == '-' else file.name}"
 
 
-def read_lines(file: TextFile, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str]]:
-    """Each line with its number, without its newline. A line that is too long or not UTF-8 is an error."""
-    with open_text_file(file) as (stream, _):
+def read_lines(
+    file: TextFile, limit: int = LINE_LIMIT, on_read: Callable[[int], object] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Each line with its number, without its newline. A line that is too long or not UTF-8 is an error.
+
+    on_read: called with the bytes read from the disk so far, before each line.
+    """
+    with open_text_file(file) as (stream, position):
         for number, line in enumerate(iter(lambda: stream.readline(limit + 3), b""), 1):
             if len(line.rstrip(b"\r\n")) > limit:
                 raise AlbertkitError(f"{_place(file, number)} has over {limit:,} bytes. Break it into several lines.")
+            if on_read is not None:
+                on_read(position())
             try:
                 yield number, decode(line.removeprefix(BOM) if number == 1 else line).rstrip("\r\n")
             except BadRow as bad:
                 raise AlbertkitError(f"{_place(file, number)} {bad}. Convert the file to UTF-8.") from None
 
 
-def _read_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[tuple[int, list[Any]]]:
+def read_cells(
+    file: TextFile, columns: Sequence[str], limit: int, on_read: Callable[[int], object] | None = None
+) -> Iterator[tuple[int, list[Any]]]:
     """The values of some columns of a .jsonl, .csv, .tsv or .parquet file, with the line (or row) number."""
     if file.format == "parquet":
         with open_raw(file) as raw, open_parquet(file.name, raw, columns) as parquet:
@@ -235,31 +276,49 @@ def _read_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[t
                 except BadRow as bad:
                     raise AlbertkitError(f"{_place(file, number)} {bad}.") from None
     else:
-        yield from _table_rows(file, columns, limit)
+        yield from _table_rows(file, columns, (line + "\n" for _, line in read_lines(file, limit, on_read)))
 
 
-def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[tuple[int, list[Any]]]:
+def _table_rows(file: TextFile, columns: Sequence[str], lines: Iterator[str]) -> Iterator[tuple[int, list[Any]]]:
     """Quotes enclose cells in csv, also over several lines. In tsv they are ordinary characters."""
     csv.field_size_limit(LINE_LIMIT)
-    lines = (line + "\n" for _, line in read_lines(file, limit))
     is_tsv = file.format == "tsv"
     reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
     indexes: list[int] = []
-    line = 0
+    line = width = 0
     try:
         for cells in reader:
             first, line = line + 1, reader.line_num
-            if not any(map(str.strip, cells)):
+            if is_blank_line(cells, width):
                 continue
             if not indexes:
                 indexes = [column_index(cells, column, file.name) for column in columns]
+                width = table_width(cells, columns[0])
                 if not columns[0].isdigit():  # a number means that there is no header
                     continue
-            if max(indexes) >= len(cells):
-                raise csv.Error(f"it has {len(cells)} cells, but column {max(indexes) + 1} is needed")
-            yield first, [cells[index] for index in indexes]
-    except csv.Error as error:
-        raise AlbertkitError(f"{_place(file, line)} is not valid {file.format}: {error}. Correct it.") from None
+            yield first, [get_cell(cells, index, width) for index in indexes]
+    except (csv.Error, BadRow) as error:
+        what = error if isinstance(error, BadRow) else f"is not valid {file.format}: {error}"
+        raise AlbertkitError(f"{_place(file, line)} {what}. Correct it.") from None
+
+
+def table_width(first_row: Sequence[str], column: str) -> int:
+    """The cells that every row has; 0 if there is no header to tell."""
+    return len(first_row) if len(first_row) == 1 or not column.isdigit() else 0
+
+
+def is_blank_line(cells: Sequence[str], width: int) -> bool:
+    """Whether a line of a table contains no row. In a table of one column, a blank line is a row with a blank text."""
+    return width != 1 and not "".join(cells).strip() and len(cells) < 2
+
+
+def get_cell(cells: Sequence[str], index: int, width: int) -> str:
+    """A cell of a row. A row with more cells than the header is an error: its text would be cut at the separator."""
+    if width and any(map(str.strip, cells[width:])):
+        raise BadRow(f"has {len(cells)} cells, but the first row has {width}: quote a cell that contains the separator")
+    if index >= max(len(cells), width == 1):
+        raise BadRow(f"has {len(cells)} cells, but column {index + 1} is needed")
+    return cells[index] if cells else ""
 
 
 def column_index(header: Sequence[str], column: str, name: str) -> int:

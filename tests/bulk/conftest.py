@@ -9,8 +9,6 @@ from tests.bulk.sample_texts import texts
 from tests.conftest import tiny
 from tests.test_albert import make
 
-pytest.importorskip("pyarrow")
-
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):

@@ -40,12 +40,9 @@ def write_lines(path: Path, lines: list[str]) -> Path:
 
 def vectors(out: Path) -> tuple[list[tuple[str, int]], np.ndarray]:
     """Keys and vectors of an output folder, part after part."""
-    from pyarrow import concat_tables
-    from pyarrow.parquet import read_table
-
-    table = concat_tables([read_table(path) for path in sorted(out.glob("part-*.parquet"))])
-    keys = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
-    return keys, np.array(table["vector"].to_pylist(), np.float32)
+    parts = [np.load(path, allow_pickle=False) for path in sorted(out.glob("part-*.npz"))]
+    keys = [(str(part["source"]), row) for part in parts for row in part["row"].tolist()]
+    return keys, np.concatenate([part["vector"] for part in parts])
 
 
 def dies(pipe: object, job: object) -> None:

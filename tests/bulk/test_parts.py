@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from albertkit.bulk import parts
 from albertkit.bulk.object_store import find_inputs
 from albertkit.errors import AlbertkitError
-from albertkit.text_reader import BadRow
+from albertkit.text_reader import BadRow, read_rows
 
 pyarrow = pytest.importorskip("pyarrow")
 PIECES = [
@@ -203,4 +203,21 @@ def test_missing_columns_are_errors_or_bad_rows(tmp_path):
     assert all_rows(tmp_path / "e.csv", 3, 10) == []
     (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")
     rows = all_rows(tmp_path / "a.csv", 3, 10)
-    assert rows[0] == "x" and "has 1 columns" in str(rows[1])
+    assert rows[0] == "x" and "has 1 cells" in str(rows[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "one\n\ntwo\n"),
+        ("a.csv", 'id,text\n1,one\n\n2,\n,\n3,"a\nb"\n'),
+        ("b.csv", 'text\none\n\n""\n"a, b"\n'),
+        ("a.tsv", "id\ttext\n1\tone\n\n2\t\n\t\n"),
+        ("b.tsv", "text\none\n\ntwo\n"),
+        ("a.jsonl", '{"text": "one"}\n\n{"text": ""}\n'),
+    ],
+)
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_bulk_work_reads_the_rows_of_the_one_reader(tmp_path, name, content, most):
+    (tmp_path / name).write_bytes(content.encode())
+    assert all_rows(tmp_path / name, most, 10) == list(read_rows(tmp_path / name))

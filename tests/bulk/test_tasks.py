@@ -34,7 +34,7 @@ def tasks(tmp_path_factory):
 def test_labels_and_spans_equal_those_of_albert(tasks, tmp_path):
     lines = texts(30)
     file = write_lines(tmp_path / "a.txt", lines)
-    run = partial(run_bulk, inputs=[str(file)], engine=in_process, part_rows=10)
+    run = partial(run_bulk, inputs=[str(file)], engine=in_process, part_rows=10, format="parquet")
     run("classify", output=str(tmp_path / "labels"), model=str(tasks / "classify"), task_options={"pair": None})
     run("tag", output=str(tmp_path / "spans"), model=str(tasks / "tag"))
     found = parquet.read_table(tmp_path / "labels").to_pylist()

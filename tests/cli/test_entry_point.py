@@ -45,7 +45,7 @@ def test_plan_reads_a_folder(folder):
 def test_tokenize_takes_arguments_files_and_pipes(tmp_path):
     want = "[CLS] ▁this ▁is ▁a ▁test [SEP]\n2 48 25 21 1289 3\n"
     assert run("tokenize", "this is a test").stdout.decode() == want
-    assert run("tokenize", text="this is a test\n\n").stdout.decode() == want
+    assert run("tokenize", text="this is a test\n").stdout.decode() == want
     (tmp_path / "t.txt").write_text("This  is a TEST\r\n", encoding="utf-8")
     assert run("tokenize", "--file", str(tmp_path / "t.txt")).stdout.decode() == want
     row = json.loads(run("tokenize", "--json", "--pair", "yes", "naïve").stdout)

@@ -66,8 +66,8 @@ def test_jsonl_documents_are_in_the_text_column(tmp_path):
     lines = [json.dumps({"id": i, "body": "\n\n".join(row), "n": None}) for i, row in enumerate(rows)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + '\n\n{"body": null}\n{"body": " "}', encoding="utf-8")
     assert read([tmp_path / "a.jsonl"], "body") == rows
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    assert read([tmp_path / "b.txt.gz"], "body") == rows  # with a field, text files are JSONL
+    (tmp_path / "b.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert read([tmp_path / "b.gz"], "body") == rows  # with a column, files without a known suffix are JSONL
     with pytest.raises(AlbertkitError, match=r"line 1 of .* has no field 'bodi' \(did you mean 'body'\?\)"):
         read([tmp_path / "a.jsonl"], "bodi")
     with pytest.raises(AlbertkitError, match="contains a int as 'id'"):

@@ -1,15 +1,18 @@
 """A bulk run: starts, resumes, completes and checks a folder of output files.
 
 In: a task, input files, `BulkOptions`. Out: a folder with _manifest.json (everything the output depends on: model hash,
-options, input files), _parts.npy (the table of `parts.py`) and one part-000000.parquet per part. The same command on
-the same folder resumes; a command with other output is an error. Before this file: `engines.py`.
+options, input files), _parts.npy (the table of `parts.py`), one file per part, such as part-000000.npz, and the SHA-256
+of each in _checksums/. The same command on the same folder resumes, and computes damaged parts again; a command with
+other output is an error. Before this file: `engines.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
+import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +23,22 @@ from typing import Any
 import numpy as np
 
 from albertkit.bulk.engines import run_local
-from albertkit.bulk.object_store import find_inputs, locate, open_output, short_reason
-from albertkit.bulk.parts import PART_TABLE, WorkPart, get_part, plan_parts
-from albertkit.bulk.worker import TASKS, BulkJob, BulkOptions, PartResult, PartWorker, hash_model, part_name
+from albertkit.bulk.object_store import find_inputs, is_intact, locate, open_output, short_reason
+from albertkit.bulk.part_files import choose_format
+from albertkit.bulk.parts import WorkPart, get_part, plan_parts
+from albertkit.bulk.worker import (
+    CHECKSUMS,
+    TASKS,
+    BulkJob,
+    BulkOptions,
+    PartResult,
+    PartWorker,
+    checksum_name,
+    hash_model,
+    part_name,
+)
 from albertkit.errors import AlbertkitError, check_choice
+from albertkit.file_io import add_checksum, take_checksum
 from albertkit.text_reader import TextFile
 
 MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # Parquet readers skip names that start with "_"
@@ -40,6 +55,7 @@ class BulkSummary:
     done_rows: int  # by this run
     done_parts: int
     bad_rows: int  # rows without a text, in this run
+    damaged_parts: int  # of an earlier run, computed again
     seconds: float
     rows_per_second: float
 
@@ -57,11 +73,13 @@ def bulk(
     """Run a task (embed, classify or tag) for every input row that the output folder does not contain yet."""
     began = time.perf_counter()
     check_choice("task", task, TASKS)
-    job = BulkJob(task, output, options, hash_model(options.model), root=str(Path.cwd()))
+    found = find_inputs(inputs, options.text_column)
+    format = choose_format(task, found, options.format)
+    job = BulkJob(task, output, options, hash_model(options.model), format, root=str(Path.cwd()))
     check_job(job)
-    with OutputFolder(job, find_inputs(inputs, options.text_column)) as folder:
+    with OutputFolder(job, found) as folder:
         table, files = folder.open(progress)
-        total, finished = int(table["rows"].sum()), folder.finished_parts(table)
+        total, (finished, damaged) = int(table["rows"].sum()), folder.earlier_parts(table)
         rows = before = int(table["rows"][finished].sum())
         bad_rows = done_parts = 0
         progress("parts", rows, total)
@@ -72,7 +90,9 @@ def bulk(
             progress("parts", rows, total)
         folder.check_complete(table)
     seconds = time.perf_counter() - began
-    return BulkSummary(total, len(table), rows - before, done_parts, bad_rows, seconds, (rows - before) / seconds)
+    done_rows = rows - before
+    rate = done_rows / seconds
+    return BulkSummary(total, len(table), done_rows, done_parts, bad_rows, len(damaged), seconds, rate)
 
 
 def check_job(job: BulkJob) -> None:
@@ -89,13 +109,13 @@ class OutputFolder:
 
     def __init__(self, job: BulkJob, files: list[TextFile]) -> None:
         self.job, self.options, self.files = job, job.options, files
-        self.system, self.path = locate(job.output, job.root)
+        self.storage, self.path = locate(job.output, job.root)
         self.lock: Any = None
 
     def __enter__(self) -> OutputFolder:
         try:
-            self.system.create_dir(self.path, recursive=True)
-            if self.system.type_name == "local":
+            self.storage.create_folder(self.path)
+            if self.storage.is_local:
                 self._lock()
         except OSError as error:
             raise AlbertkitError(
@@ -128,18 +148,20 @@ class OutputFolder:
             raise AlbertkitError(
                 f"{self.job.output} cannot be used: {short_reason(error)}. Fix this, or choose another folder."
             ) from None
-        return table, [replace(file, column=column) for file, column in zip(self.files, columns, strict=True)]
+        return table, [replace(file, column=c, width=w) for file, (c, w) in zip(self.files, columns, strict=True)]
 
     def _read_plan(self) -> tuple[np.ndarray, list[Any]]:
         """The plan of an earlier run of the same command."""
-        with self.system.open_input_file(f"{self.path}/{MANIFEST}") as file:
+        with self.storage.open_input(f"{self.path}/{MANIFEST}") as file:
             manifest = json.loads(file.read().decode())
         check_same_job(self.identity(), manifest, self.job.output)
-        with self.system.open_input_file(f"{self.path}/{PARTS}") as file:
-            table = np.load(io.BytesIO(file.read()), allow_pickle=False)
-        if table.dtype != PART_TABLE or len(table) != manifest["parts"]:
+        manifest = take_checksum(f"{self.job.output}/{MANIFEST}", manifest)
+        with self.storage.open_input(f"{self.path}/{PARTS}") as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != manifest["parts_sha256"]:
             raise AlbertkitError(f"{self.job.output}/{PARTS} is damaged. Delete the folder and start again.")
-        return table, manifest["columns"]
+        table = np.load(io.BytesIO(data), allow_pickle=False)
+        return table, list(zip(manifest["columns"], manifest["widths"], strict=True))
 
     def _write_plan(self, progress: Progress) -> tuple[np.ndarray, list[Any]]:
         """A new plan; the manifest is written last."""
@@ -150,61 +172,61 @@ class OutputFolder:
             )
         size = sum(file.size for file in self.files)
         files, table = plan_parts(self.files, self.options.part_rows, lambda done: progress("plan", done, size))
-        columns = [file.column for file in files]
-        manifest = {**self.identity(), "rows": int(table["rows"].sum()), "parts": len(table), "columns": columns}
-        with open_output(self.system, f"{self.path}/{PARTS}") as file:
+        columns = {"columns": [file.column for file in files], "widths": [file.width for file in files]}
+        manifest = {**self.identity(), "rows": int(table["rows"].sum()), "parts": len(table), **columns}
+        with open_output(self.storage, f"{self.path}/{PARTS}") as file:
             np.lib.format.write_array(file, table, allow_pickle=False)
-        with open_output(self.system, f"{self.path}/{MANIFEST}") as file:
+        manifest = add_checksum({**manifest, "parts_sha256": file.hash.hexdigest()})
+        with open_output(self.storage, f"{self.path}/{MANIFEST}") as file:
             file.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
-        return table, columns
+        return table, [(file.column, file.width) for file in files]
 
     def identity(self) -> dict[str, Any]:
         """Everything that the output depends on."""
         options = self.options
         return {
-            "format": 1,
+            "format": 2,
             "task": self.job.task,
             "model": self.job.model_hash,
             "bits": options.bits,
             "options": {name: value for name, value in sorted(options.task_options.items()) if value is not None},
-            "output": "parquet",
+            "output": self.job.format,
             "skip_bad": options.skip_bad,
             "part_rows": options.part_rows,
             "inputs": [[f.name, f.format, f.size, f.modified_ns, f.column] for f in self.files],
         }
 
     def _list(self) -> list[str]:
-        from pyarrow import fs
+        return [posixpath.basename(entry.path) for entry in self.storage.list_folder(self.path)]
 
-        return [info.base_name for info in self.system.get_file_info(fs.FileSelector(self.path))]
-
-    def finished_parts(self, table: np.ndarray) -> list[int]:
-        """Numbers of the complete parts. Leftovers of killed runs are deleted."""
+    def earlier_parts(self, table: np.ndarray) -> tuple[list[int], list[int]]:
+        """Numbers of the finished parts, and of the damaged ones. Leftovers of killed runs are deleted."""
         names = set(self._list())
-        for name in names:
-            if name.startswith(".part-") and name.endswith(".part"):
+        self.storage.create_folder(f"{self.path}/{CHECKSUMS}")
+        checksums = self.storage.list_folder(f"{self.path}/{CHECKSUMS}")
+        for path in [*(f"{self.path}/{name}" for name in names), *(entry.path for entry in checksums)]:
+            if posixpath.basename(path).startswith(".part-") and path.endswith(".part"):
                 with contextlib.suppress(OSError):
-                    self.system.delete_file(f"{self.path}/{name}")
-        numbers = [n for n in range(len(table)) if part_name(n) in names]
+                    self.storage.delete(path)
+        numbers = [n for n in range(len(table)) if self._name(n) in names]
         with ThreadPoolExecutor(8) as threads:
-            counts = list(threads.map(self._count_rows, numbers))
-        return [n for n, count in zip(numbers, counts, strict=True) if count == int(table["rows"][n])]
+            intact = list(threads.map(self._is_intact, numbers))
+        groups: tuple[list[int], list[int]] = [], []
+        for number, is_whole in zip(numbers, intact, strict=True):
+            groups[not is_whole].append(number)
+        return groups
 
-    def _count_rows(self, number: int) -> int:
-        """Rows of a part's output, or -1 if it is damaged."""
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import ParquetFile
+    def _is_intact(self, number: int) -> bool:
+        name = self._name(number)
+        return is_intact(self.storage, f"{self.path}/{name}", f"{self.path}/{checksum_name(name)}")
 
-        try:
-            with self.system.open_input_file(f"{self.path}/{part_name(number)}") as file:
-                return int(ParquetFile(file).metadata.num_rows)
-        except (OSError, ArrowInvalid):
-            return -1
+    def _name(self, number: int) -> str:
+        return part_name(number, self.job.format)
 
     def check_complete(self, table: np.ndarray) -> None:
         """Raise unless the folder has exactly the expected parts."""
         names = {name for name in self._list() if name.startswith("part-")}
-        expected = {part_name(n) for n in range(len(table))}
+        expected = {self._name(n) for n in range(len(table))}
         if names != expected:
             raise AlbertkitError(
                 f"{self.job.output} should contain {len(expected):,} parts, but {sorted(names ^ expected)[0]} differs. "

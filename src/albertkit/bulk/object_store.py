@@ -1,12 +1,13 @@
-"""Names → files, on a disk or in an object store, through the filesystems of pyarrow.
+"""Names → files, on a disk or in an object store.
 
 In: paths, folders, patterns (`*`, `**`) and URLs (s3://, gs://, hdfs://, file://). Out: `TextFile`s, open input
-files, and output files that are written atomically. After this file: `parts.py`.
+files, and output files that are written atomically. Before this file: `storage.py`; after it: `parts.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import posixpath
@@ -14,49 +15,45 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, cast
 
+from albertkit.bulk.storage import ArrowStorage, FileEntry, LocalStorage, Storage
 from albertkit.errors import AlbertkitError, need
-from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, TextFile, TextFormat
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, TextFile, format_of
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 WILDCARD = re.compile(r"[*?\[]")
 
 
-def locate(name: str, root: str = "") -> tuple[Any, str]:
-    """(filesystem, path in it) of a path or URL; relative paths start at `root`."""
-    fs = need("pyarrow.fs", "parquet", "bulk work")
+def locate(name: str, root: str = "") -> tuple[Storage, str]:
+    """(storage, path in it) of a path or URL; relative paths start at `root`."""
     if "://" not in name:
-        return fs.LocalFileSystem(), str(Path(root or ".", name).absolute())
+        return LocalStorage(), str(Path(root or ".", name).absolute())
+    fs = need("pyarrow.fs", "parquet", f"{name.partition('://')[0]}://")
     try:
-        found: tuple[Any, str] = fs.FileSystem.from_uri(name)
+        system, path = fs.FileSystem.from_uri(name)
     except (OSError, ValueError, NotImplementedError) as error:
         reason = short_reason(error)
         raise AlbertkitError(f"{name} cannot be reached: {reason}. Check the address and your permissions.") from None
-    return found
+    return (LocalStorage() if system.type_name == "local" else ArrowStorage(system)), path
 
 
 def find_inputs(names: Iterable[str], text_column: str | None = None) -> list[TextFile]:
     """The files in the order of `names`; those of folders and patterns are sorted by name."""
-    files = [_text_file(name, info, text_column) for given in names for name, info in _list(str(given))]
+    files = [_text_file(name, entry, text_column) for given in names for name, entry in _list(str(given))]
     if not files:
         raise AlbertkitError(f"no input file was found. Pass files, folders or patterns of {', '.join(FORMATS)}.")
     return files
 
 
-def _list(given: str) -> Iterator[tuple[str, Any]]:
+def _list(given: str) -> Iterator[tuple[str, FileEntry]]:
     """Names and descriptions of the files of a name, folder or pattern."""
-    from pyarrow import fs
-
-    system, path = locate(given)
+    storage, path = locate(given)
     try:
-        info = system.get_file_info(path)
-        if info.type == fs.FileType.File:
-            yield given, info
-        elif info.type == fs.FileType.Directory:
+        entry = storage.find(path)
+        if entry is not None and not entry.is_folder:
+            yield given, entry
+        elif entry is not None:
             yield from _list_folder(given, True, lambda inner: posixpath.splitext(inner)[1].lower() in FORMATS)
         elif match := WILDCARD.search(given):
             cut = given.rfind("/", 0, match.start()) + 1
@@ -69,18 +66,15 @@ def _list(given: str) -> Iterator[tuple[str, Any]]:
         raise _unreadable(given, error) from None
 
 
-def _list_folder(folder: str, recursive: bool, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+def _list_folder(folder: str, recursive: bool, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, FileEntry]]:
     """Files of a folder, by their name inside it; hidden ones are skipped."""
-    from pyarrow import fs
-
-    system, path = locate(folder)
+    storage, path = locate(folder)
     start = path.rstrip("/") + "/"
-    infos = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
-    for info in sorted(infos, key=lambda one: one.path):
-        inner = info.path[len(start) :]
+    for entry in storage.list_folder(path, recursive):
+        inner = entry.path[len(start) :]
         is_hidden = any(step.startswith((".", "_")) for step in inner.split("/"))
-        if info.type == fs.FileType.File and not is_hidden and is_wanted(inner):
-            yield posixpath.join(folder, inner), info
+        if not entry.is_folder and not is_hidden and is_wanted(inner):
+            yield posixpath.join(folder, inner), entry
 
 
 def _compile_pattern(text: str) -> re.Pattern[str]:
@@ -90,14 +84,13 @@ def _compile_pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join(kinds.get(p) or (p if p.startswith("[") else re.escape(p)) for p in parts))
 
 
-def _text_file(name: str, info: Any, text_column: str | None) -> TextFile:
+def _text_file(name: str, entry: FileEntry, text_column: str | None) -> TextFile:
     suffix = posixpath.splitext(name)[1].lower()
     if suffix in COMPRESSED:
         raise AlbertkitError(f"{name} is compressed, so parts of it cannot be read. Decompress it first.")
-    other: TextFormat = "jsonl" if text_column is not None or suffix == ".json" else "text"
-    format = FORMATS.get(suffix, other)
+    format = format_of(suffix, text_column)
     column = None if format == "text" else text_column or DEFAULT_COLUMN
-    return TextFile(name, format, size=int(info.size or 0), modified_ns=int(info.mtime_ns or 0), column=column)
+    return TextFile(name, format, size=entry.size, modified_ns=entry.modified_ns, column=column)
 
 
 # Reading and writing ------------------------------------------------------------------------------------------------
@@ -105,35 +98,77 @@ def _text_file(name: str, info: Any, text_column: str | None) -> TextFile:
 
 def open_input(file: TextFile, root: str = "") -> io.BufferedReader:
     """The bytes of a file. Raises if it has changed since the run was planned."""
-    system, path = locate(file.name, root)
+    storage, path = locate(file.name, root)
     try:
-        info = system.get_file_info(path)
-        if (int(info.size or 0), int(info.mtime_ns or 0)) != (file.size, file.modified_ns):
+        entry = storage.find(path)
+        if entry is None or (entry.size, entry.modified_ns) != (file.size, file.modified_ns):
             raise AlbertkitError(f"{file.name} has changed since the run was planned. Start again in another folder.")
-        return io.BufferedReader(system.open_input_file(path), 1 << 20)
+        raw = storage.open_input(path)
+        return raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(Any, raw), 1 << 20)
     except OSError as error:
         raise _unreadable(file.name, error) from None
 
 
+class HashingFile(io.RawIOBase):
+    """A file that is written from begin to end, with the SHA-256 of its content."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Add some bytes."""
+        self.file.write(data)
+        self.hash.update(data)
+        return memoryview(data).nbytes
+
+
 @contextlib.contextmanager
-def open_output(system: FileSystem, target: str) -> Iterator[IO[bytes]]:
+def open_output(storage: Storage, target: str, checksum: str | None = None) -> Iterator[HashingFile]:
     """A file to write to, which gets its name when it is complete.
 
-    Its temporary name is unique, so a stale process cannot write into the file of its successor.
+    Its temporary name is unique, so a stale process cannot write into the file of its successor. `checksum` is a file
+    for its SHA-256. It is written first, so a complete file always has one.
     """
     folder, name = posixpath.split(target)
     part = f"{folder}/.{name}.{uuid.uuid4().hex}.part"
     try:
-        with system.open_output_stream(part) as file:
-            yield file
-        if system.type_name == "local":
-            with open(part, "rb+") as done:  # noqa: PTH123  a path of pyarrow
-                os.fsync(done.fileno())
-        system.move(part, target)
+        with storage.open_output(part) as file:
+            hashing = HashingFile(file)
+            yield hashing
+            if storage.is_local:
+                file.flush()
+                os.fsync(file.fileno())
+        if checksum is not None:
+            with open_output(storage, checksum) as line:
+                line.write(checksum_line(hashing.hash.hexdigest(), name))
+        storage.move(part, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            system.delete_file(part)
+            storage.delete(part)
         raise
+
+
+def checksum_line(sha256: str, name: str) -> bytes:
+    """The content of a checksum file, which `sha256sum -c` reads."""
+    return f"{sha256}  {name}\n".encode()
+
+
+def is_intact(storage: Storage, target: str, checksum: str) -> bool:
+    """Whether a file is as it was written."""
+    found = hashlib.sha256()
+    try:
+        with storage.open_input(checksum) as file:
+            expected = file.read()
+        with storage.open_input(target) as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    except OSError:
+        return False
+    return expected == checksum_line(found.hexdigest(), posixpath.basename(target))
 
 
 def short_reason(error: Exception) -> str:

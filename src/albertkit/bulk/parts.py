@@ -2,7 +2,7 @@
 
 In: `TextFile`s. Out: a table of parts that depends on the files only, and the texts of a part with their row numbers.
 A row is a line of a text file (blank ones too), a line of a .jsonl file that is not blank, a record of a .csv or .tsv
-file, or a row of a Parquet file. Before this file: `object_store.py`; after it: `worker.py`.
+file, or a row of a Parquet file, as for `text_reader.py`. Before this file: `object_store.py`; after it: `worker.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from albertkit.text_reader import (
     column_index,
     column_value,
     decode,
+    get_cell,
+    is_blank_line,
     open_parquet,
     parse_json_line,
+    table_width,
 )
 
 PART_BYTES = 64 << 20
@@ -101,15 +104,15 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
     if file.format not in ("csv", "tsv"):
         return file, 0
     column = str(file.column)
-    if column.isdigit() and int(column) > 0:  # a number: the file has no header
-        return replace(file, column=int(column) - 1), 0
     if not file.size:
         return replace(file, column=0), 0
     with open_input(file) as stream:
-        header, begin = next(_read_records(WorkPart(0, file, 0, file.size, 0, 0), stream), ([], file.size))
-    if isinstance(header, bytes):
-        header = header.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-    return replace(file, column=column_index(header, column, file.name)), begin
+        first, end = next(_read_records(WorkPart(0, file, 0, file.size, 0, 0), stream), ([], file.size))
+    if isinstance(first, bytes):
+        first = _split_line(first.decode("utf-8", "replace"))
+    has_header = not column.isdigit()
+    found = replace(file, column=column_index(first, column, file.name), width=table_width(first, column))
+    return found, end if has_header else 0
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -143,7 +146,13 @@ def _read_records(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[Reco
     if part.file.format == "csv":
         yield from _csv_records(part, lines)
     else:
-        yield from ((line, end) for line, end in lines if part.file.format == "text" or line.strip())
+        for line, end in lines:
+            if part.file.format == "tsv":
+                is_blank = is_blank_line(_split_line(line.decode("utf-8", "replace")), part.file.width)
+            else:
+                is_blank = part.file.format == "jsonl" and not line.strip()
+            if not is_blank:
+                yield line, end
 
 
 def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes, int]]:
@@ -191,7 +200,7 @@ def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator
     csv.field_size_limit(TEXT_LIMIT)
     try:
         for record in csv.reader(text_lines()):
-            if record:
+            if not is_blank_line(record, part.file.width):
                 number += 1
                 yield record, end
     except csv.Error as error:
@@ -207,13 +216,15 @@ def _parse_record(file: TextFile, record: Record) -> object:
                 return line
             if file.format == "jsonl":
                 return _check_utf8(column_value(parse_json_line(line), str(file.column)))
-            record = line.split("\t")
-        column = int(file.column or 0)
-        if column >= len(record):
-            raise BadRow(f"has {len(record)} columns, but the text is in column {column + 1}")
-        return _check_utf8(record[column])
+            record = _split_line(line)
+        return _check_utf8(get_cell(record, int(file.column or 0), file.width))
     except BadRow as bad:
         return bad
+
+
+def _split_line(line: str) -> list[str]:
+    """The cells of a line of a tsv file."""
+    return line.removesuffix("\n").removesuffix("\r").split("\t")
 
 
 def _check_utf8(text: object) -> object:
@@ -229,8 +240,8 @@ def _check_utf8(text: object) -> object:
 @contextmanager
 def _open_parquet_input(file: TextFile, root: str = "") -> Iterator[Any]:
     open_input(file, root).close()  # raises if the file has changed
-    system, path = locate(file.name, root)
-    with system.open_input_file(path) as raw, open_parquet(file.name, raw, [str(file.column)]) as parquet:
+    storage, path = locate(file.name, root)
+    with storage.open_input(path) as raw, open_parquet(file.name, raw, [str(file.column)]) as parquet:
         yield parquet
 
 

@@ -1,8 +1,7 @@
 """The worker of every engine: one part → one output file. No torch.
 
-In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` in the output folder, one row per row of the
-input: source (the file), row (its number), and vector (embed), label and probability (classify) or spans (tag). The
-same part always gives the same file. Before this file: `parts.py`; after it: `engines.py`.
+In: a `BulkJob`, and a part of `parts.py`. Out: a file such as `part-000123.npz` in the output folder, written by
+`part_files.py`. The same part always gives the same file. Before this file: `part_files.py`; after it: `engines.py`.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ from dataclasses import dataclass, field
 from itertools import islice, tee
 from typing import Any
 
-import numpy as np
-
 from albertkit.albert import Albert
 from albertkit.artifact import model_folder
 from albertkit.bulk.object_store import locate, open_output
+from albertkit.bulk.part_files import OutputFormat, PartContent, open_part
 from albertkit.bulk.parts import WorkPart, read_part
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest
 from albertkit.text_reader import BadRow
-from albertkit.vector_writer import ParquetTables
 
 GROUP_ROWS = 16_384  # rows written at once
 TASKS = ("embed", "classify", "tag")
+CHECKSUMS = "_checksums"  # Parquet readers skip names that start with "_"
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class BulkOptions:
     """Maximum rows of an output file."""
     skip_bad: bool = False
     """Write an empty result for rows without a text, instead of stopping."""
+    format: str | None = None
+    """Format of the output: npz (embed only), jsonl or parquet; by default as `choose_format` says."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.part_rows <= 10_000_000:
@@ -60,6 +60,7 @@ class BulkJob:
     output: str
     options: BulkOptions
     model_hash: str
+    format: OutputFormat
     root: str = ""  # start of relative paths
 
 
@@ -71,9 +72,14 @@ class PartResult:
     bad_rows: int
 
 
-def part_name(number: int) -> str:
+def part_name(number: int, format: OutputFormat) -> str:
     """The output file of a part."""
-    return f"part-{number:06d}.parquet"
+    return f"part-{number:06d}.{format}"
+
+
+def checksum_name(part: str) -> str:
+    """The file with the SHA-256 of a part's output file."""
+    return f"{CHECKSUMS}/{part}.sha256"
 
 
 def hash_model(model: str | None) -> str:
@@ -91,19 +97,20 @@ class PartWorker:
     """A model, opened once, that runs parts one after the other."""
 
     def __init__(self, job: BulkJob) -> None:
-        self.task, self.options, self.root = job.task, job.options, job.root
+        self.task, self.options, self.format, self.root = job.task, job.options, job.format, job.root
         if hash_model(self.options.model) != job.model_hash:
             raise AlbertkitError(
                 f"the model {self.options.model or 'built in'} differs here. Copy the same model to every machine."
             )
         self.albert = Albert(self.options.model, bits=self.options.bits, threads=self.options.threads)
-        self.system, self.folder = locate(job.output, job.root)
+        self.storage, self.folder = locate(job.output, job.root)
 
     def __call__(self, part: WorkPart) -> PartResult:
         """Run one part."""
-        target = f"{self.folder}/{part_name(part.number)}"
+        name = part_name(part.number, self.format)
+        target = f"{self.folder}/{name}"
         try:
-            with open_output(self.system, target) as file:
+            with open_output(self.storage, target, f"{self.folder}/{checksum_name(name)}") as file:
                 rows, bad_rows = self._write(file, part)
                 if rows != part.rows:
                     raise AlbertkitError(
@@ -118,17 +125,15 @@ class PartWorker:
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""
-        import pyarrow as arrow
-
-        writer = ParquetTables(file)
+        width = self.options.task_options.get("dim") or self.albert.dim
+        kind = self.albert.task.kind if self.task == "classify" else ""
+        content = PartContent(self.task, part.file.name, part.first, part.rows, width, kind)
         rows = bad_rows = 0
-        for group in split_groups(self._results(self._texts(part))):
-            numbers = arrow.array(part.first + rows + np.arange(len(group), dtype=np.int64))
-            names = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(len(group), np.int32)), [part.file.name])
-            writer.write(arrow.table({"source": names, "row": numbers, **self._columns(group)}))
-            rows += len(group)
-            bad_rows += sum(result is None for result in group)
-        writer.close()
+        with open_part(file, self.format, content) as writer:
+            for group in split_groups(self._results(self._texts(part))):
+                writer.write(group)
+                rows += len(group)
+                bad_rows += sum(result is None for result in group)
         return rows, bad_rows
 
     def _texts(self, part: WorkPart) -> Iterator[str | None]:
@@ -161,30 +166,6 @@ class PartWorker:
                 yield from self.albert.tag(group, **options)
             else:
                 yield from self.albert.classify(group, None if pair is None else [pair] * len(group), **options)
-
-    def _columns(self, results: list[Any]) -> dict[str, Any]:
-        """The results as columns of a table."""
-        import pyarrow as arrow
-
-        if self.task == "embed":
-            width = self.options.task_options.get("dim") or self.albert.dim
-            zeros = np.zeros(width, np.float32)
-            flat = np.concatenate([zeros if vector is None else vector for vector in results])
-            is_missing = arrow.array([vector is None for vector in results], arrow.bool_())
-            kind = arrow.list_(arrow.float32(), width)
-            return {"vector": arrow.FixedSizeListArray.from_arrays(arrow.array(flat), type=kind, mask=is_missing)}
-        if self.task == "tag":
-            span = arrow.struct(
-                {"start": arrow.int64(), "end": arrow.int64(), "label": arrow.string(), "score": arrow.float64()}
-            )
-            spans = [None if r is None else [{n: getattr(s, n) for n in span.names} for s in r.spans] for r in results]
-            return {"spans": arrow.array(spans, arrow.list_(span))}
-        kind = {"multi": arrow.list_(arrow.string()), "regression": arrow.float64()}.get(
-            self.albert.task.kind, arrow.string()
-        )
-        labels = [None if r is None else list(r.label) if isinstance(r.label, tuple) else r.label for r in results]
-        probabilities = [None if r is None else r.probability for r in results]
-        return {"label": arrow.array(labels, kind), "probability": arrow.array(probabilities, arrow.float64())}
 
 
 def split_groups(items: Iterable[Any]) -> Iterator[list[Any]]:

@@ -27,7 +27,7 @@ from albertkit.data.document_tokenizer import (
     tokenize_blocks,
     worker_count,
 )
-from albertkit.data.documents import CORPUS_FORMATS, BlockPosition, read_blocks
+from albertkit.data.documents import BlockPosition, read_blocks
 from albertkit.data.shards import (
     FORMAT,
     MANIFEST,
@@ -44,7 +44,7 @@ from albertkit.data.shards import (
     write_json,
 )
 from albertkit.errors import AlbertkitError
-from albertkit.text_reader import TextFile, find_text_files
+from albertkit.text_reader import TextFile, check_text_column, find_text_files
 from albertkit.tokenizer import Tokenizer
 
 __all__ = ["BuildResult", "CorpusEstimate", "CorpusSettings", "build_corpus", "estimate_corpus"]
@@ -96,7 +96,8 @@ def build_corpus(
     workers = worker_count(workers)
     if tokenizer.kind == "phoneme":
         raise AlbertkitError("a phoneme tokenizer cannot build a corpus. Use a unigram or WordPiece vocabulary.")
-    files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
+    files = find_text_files(texts, settings.text_column)
+    check_text_column(files, settings.text_column)
     identity = corpus_folder.corpus_identity(files, tokenizer, settings, progress)
     try:
         corpus_folder.check_folder(folder)
@@ -132,7 +133,8 @@ def build_corpus(
 
 def estimate_corpus(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: CorpusSettings) -> CorpusEstimate:
     """Estimate the size of a corpus from the first megabyte of a few inputs; writes nothing."""
-    files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
+    files = find_text_files(texts, settings.text_column)
+    check_text_column(files, settings.text_column)
     tokenize = DocumentTokenizer(tokenizer, settings)
     regular = [file for file in files if file.name != "-"]
     read = tokens = 0

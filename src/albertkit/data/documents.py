@@ -1,8 +1,8 @@
 """Text files → blocks of about a megabyte → documents: lists of paragraphs, each a text without line breaks.
 
 In: `TextFile`s. Out: `Block`s of whole documents, and the `Documents` in a block. In a text file a blank line separates
-documents and each line is a paragraph. In JSONL and Parquet each row is a document, and the lines of its text are
-paragraphs. The end of a block depends only on its start and the following text, so reading can resume at any block.
+documents and each line is a paragraph. In JSONL, CSV, TSV and Parquet each row is a document, and the lines of its text
+are paragraphs. The end of a block depends only on its start and the following text, so reading can resume at any block.
 Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
 """
 
@@ -17,7 +17,6 @@ from albertkit.errors import AlbertkitError
 from albertkit.text_reader import (
     BOM,
     DEFAULT_COLUMN,
-    FORMATS,
     BadRow,
     TextFile,
     TextFormat,
@@ -27,10 +26,9 @@ from albertkit.text_reader import (
     open_raw,
     open_text_file,
     parse_json_line,
+    read_cells,
 )
 
-# csv and tsv files are read as plain text
-CORPUS_FORMATS = {suffix: format for suffix, format in FORMATS.items() if format not in ("csv", "tsv")}
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 DOCUMENT_LIMIT = 16 << 20  # maximum bytes of a line or a document; longer documents are split
 SKIP_HINT = "or skip such lines (--skip-bad)."
@@ -84,7 +82,7 @@ def read_blocks(
     first = start or BlockPosition()
     for number in range(first.source, len(files)):
         position = first if number == first.source else BlockPosition(number)
-        read = _row_blocks if files[number].format == "parquet" else _byte_blocks
+        read = _row_blocks if files[number].format in ("parquet", "csv", "tsv") else _byte_blocks
         yield from read(files[number], text_column or DEFAULT_COLUMN, position)
 
 
@@ -138,26 +136,48 @@ def _cut(data: bytes, format: TextFormat) -> tuple[int, bool]:
 
 
 def _row_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iterator[Block]:
-    """Blocks of a Parquet file: rows, about a megabyte at a time."""
+    """Blocks of a table: rows, about a megabyte at a time."""
+    texts: list[str] = []
+    size = row = 0
+    read = _parquet_texts if file.format == "parquet" else _table_texts
+    for row, (text, done) in enumerate(read(file, text_column), 1):
+        if row <= start.offset:
+            continue
+        texts.append(text)
+        size += len(text)
+        if size >= BLOCK_BYTES:
+            end = BlockPosition(start.source, row, row + 1)
+            yield Block(file.name, file.format, text_column, start, end, done, tuple(texts))
+            texts, size, start = [], 0, end
+    if texts:
+        end = BlockPosition(start.source, row, row + 1)
+        yield Block(file.name, file.format, text_column, start, end, file.size, tuple(texts))
+
+
+def _table_texts(file: TextFile, text_column: str) -> Iterator[tuple[str, int]]:
+    """Each text of a csv or tsv file, with the bytes of the file read so far."""
+    done = 0
+
+    def count(position: int) -> None:
+        nonlocal done
+        done = position
+
+    for _, (text,) in read_cells(file, [text_column], DOCUMENT_LIMIT, count):
+        yield text, done
+
+
+def _parquet_texts(file: TextFile, text_column: str) -> Iterator[tuple[str, int]]:
+    """Each text of a Parquet file, with its share of the bytes of the file."""
     with open_raw(file) as raw, open_parquet(file.name, raw, [text_column]) as parquet:
         kind = str(parquet.schema_arrow.field(text_column).type)
         if kind not in ("string", "large_string", "string_view"):
             raise AlbertkitError(
                 f"column {text_column!r} of {file.name} contains {kind}. Pass one that contains texts (--text-column)."
             )
-        total, size, row = max(parquet.metadata.num_rows, 1), 0, 0
-        texts: list[str] = []
-        for batch in parquet.iter_batches(batch_size=64, columns=[text_column], use_threads=False):
-            for text in batch.column(0).to_pylist():
-                row += 1
-                if row <= start.offset:
-                    continue
-                texts.append(text or "")
-                size += len(texts[-1])
-                if size >= BLOCK_BYTES or row == total:
-                    end = BlockPosition(start.source, row, row + 1)
-                    yield Block(file.name, "parquet", text_column, start, end, file.size * row // total, tuple(texts))
-                    texts, size, start = [], 0, end
+        total = max(parquet.metadata.num_rows, 1)
+        batches = parquet.iter_batches(batch_size=64, columns=[text_column], use_threads=False)
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        yield from ((text or "", file.size * row // total) for row, text in enumerate(texts, 1))
 
 
 # Blocks → documents -------------------------------------------------------------------------------------------------
@@ -176,7 +196,7 @@ def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
         if row is None or not row.strip():
             continue
         try:
-            text = row if block.format == "parquet" else _json_text(row, block.text_column)
+            text = _json_text(row, block.text_column) if block.format == "jsonl" else row
             if "\0" in text:
                 raise BadRow("contains zero bytes. Convert it to UTF-8")
         except BadRow as bad:

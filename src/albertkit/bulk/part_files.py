@@ -1,0 +1,191 @@
+"""The output file of a part, as .npz, .jsonl or .parquet: one row per row of the input.
+
+In: results of `Albert`, group by group. Out: a file with source (the input file), row (its number in that file), and
+vector (embed), label and probability (classify) or spans (tag). Only .parquet needs pyarrow. Before this file:
+`parts.py`; after it: `worker.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError, need
+from albertkit.text_reader import TextFile, replace_surrogates
+from albertkit.vector_writer import ParquetTables
+
+OutputFormat = Literal["npz", "jsonl", "parquet"]
+FORMATS: dict[str, tuple[OutputFormat, ...]] = {  # of each task; the first is the default
+    "embed": ("npz", "jsonl", "parquet"),
+    "classify": ("jsonl", "parquet"),
+    "tag": ("jsonl", "parquet"),
+}
+SPAN_FIELDS = ("start", "end", "label", "score")
+
+
+def choose_format(task: str, files: Iterable[TextFile], chosen: str | None = None) -> OutputFormat:
+    """The chosen format. The default is Parquet if an input is Parquet, else .npz for vectors and .jsonl for others.
+
+    >>> choose_format("tag", [TextFile("notes.txt", "text")])
+    'jsonl'
+    """
+    default: OutputFormat = "parquet" if any(file.format == "parquet" for file in files) else FORMATS[task][0]
+    found = next((format for format in FORMATS[task] if format == (chosen or default)), None)
+    if found is None:
+        raise AlbertkitError(f"{task} cannot write {chosen!r}. Choose one of {', '.join(FORMATS[task])} (--format).")
+    if found == "parquet":
+        need("pyarrow", "parquet", "writing Parquet")
+    return found
+
+
+@dataclass(frozen=True)
+class PartContent:
+    """What a part contains."""
+
+    task: str  # embed, classify or tag
+    source: str  # the input file
+    first: int  # the number of its first row in the input
+    rows: int
+    width: int = 0  # embed: dimensions of a vector
+    label_kind: str = "single"  # classify: single, multi or regression
+
+    def fields(self, result: Any) -> dict[str, Any]:
+        """The fields of a result of `Albert`; None everywhere for a row without a text."""
+        if self.task == "embed":
+            return {"vector": result}
+        if self.task == "tag":
+            spans = None if result is None else [{n: getattr(s, n) for n in SPAN_FIELDS} for s in result.spans]
+            return {"spans": spans}
+        label = None if result is None else list(result.label) if isinstance(result.label, tuple) else result.label
+        return {"label": label, "probability": None if result is None else result.probability}
+
+
+class NpzPart:
+    """Arrays vector (float32), row, source, and is_missing for rows without a text, whose vector is 0.
+
+    The arrays are streamed into the archive without compression.
+    """
+
+    def __init__(self, file: IO[bytes], content: PartContent) -> None:
+        self.content = content
+        self.is_missing: list[bool] = []
+        self.archive = zipfile.ZipFile(file, "w")
+        # A ZipInfo without a date: the same part gives the same bytes.
+        self.member = self.archive.open(zipfile.ZipInfo("vector.npy"), "w", force_zip64=True)
+        header = {"descr": "<f4", "fortran_order": False, "shape": (content.rows, content.width)}
+        np.lib.format.write_array_header_1_0(self.member, header)
+
+    def write(self, results: Sequence[Any]) -> None:
+        """Add a group of vectors."""
+        zeros = np.zeros(self.content.width, np.float32)
+        self.member.write(np.stack([zeros if r is None else r for r in results]).astype("<f4", copy=False).tobytes())
+        self.is_missing += [result is None for result in results]
+
+    def close(self) -> None:
+        """Add the other arrays."""
+        self.member.close()
+        content = self.content
+        rows = np.arange(content.first, content.first + len(self.is_missing), dtype=np.int64)
+        arrays = {"row": rows, "source": np.array(content.source), "is_missing": np.array(self.is_missing)}
+        for name, array in arrays.items():
+            with self.archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        self.archive.close()
+
+    def abandon(self) -> None:
+        """Close the archive of a file that will be deleted; otherwise Python closes it later, with a message."""
+        for part in (self.member, self.archive):
+            with contextlib.suppress(Exception):
+                part.close()
+
+
+class JsonlPart:
+    """One JSON object per row."""
+
+    def __init__(self, file: IO[bytes], content: PartContent) -> None:
+        self.file, self.content, self.row = file, content, content.first
+        self.source = replace_surrogates(content.source)
+
+    def write(self, results: Sequence[Any]) -> None:
+        """Add a group of results."""
+        lines = []
+        for result in results:
+            fields = self.content.fields(result)
+            if fields.get("vector") is not None:
+                fields["vector"] = [round(float(value), 7) for value in fields["vector"]]
+            lines.append(json.dumps({"source": self.source, "row": self.row, **fields}, ensure_ascii=False) + "\n")
+            self.row += 1
+        self.file.write("".join(lines).encode())
+
+    def close(self) -> None:
+        """Do nothing: every line is already written."""
+
+    def abandon(self) -> None:
+        """Do nothing."""
+
+
+class ParquetPart:
+    """Columns with the names of the fields."""
+
+    def __init__(self, file: IO[bytes], content: PartContent) -> None:
+        self.tables, self.content, self.row = ParquetTables(file), content, content.first
+
+    def write(self, results: Sequence[Any]) -> None:
+        """Add a group of results as one row group."""
+        import pyarrow as arrow
+
+        rows = arrow.array(self.row + np.arange(len(results), dtype=np.int64))
+        zeros = arrow.array(np.zeros(len(results), np.int32))
+        names = arrow.DictionaryArray.from_arrays(zeros, [self.content.source])
+        self.tables.write(arrow.table({"source": names, "row": rows, **self._columns(results)}))
+        self.row += len(results)
+
+    def _columns(self, results: Sequence[Any]) -> dict[str, Any]:
+        import pyarrow as arrow
+
+        content = self.content
+        if content.task == "embed":
+            zeros = np.zeros(content.width, np.float32)
+            flat = np.concatenate([zeros if vector is None else vector for vector in results])
+            is_missing = arrow.array([vector is None for vector in results], arrow.bool_())
+            kind = arrow.list_(arrow.float32(), content.width)
+            return {"vector": arrow.FixedSizeListArray.from_arrays(arrow.array(flat), type=kind, mask=is_missing)}
+        whole, real, text = arrow.int64(), arrow.float64(), arrow.string()
+        span = arrow.struct({"start": whole, "end": whole, "label": text, "score": real})
+        label = {"multi": arrow.list_(text), "regression": real}.get(content.label_kind, text)
+        kinds = {"spans": arrow.list_(span), "label": label, "probability": real}
+        fields = [content.fields(result) for result in results]
+        return {name: arrow.array([row[name] for row in fields], kinds[name]) for name in fields[0]}
+
+    def close(self) -> None:
+        """Write the footer."""
+        self.tables.close()
+
+    def abandon(self) -> None:
+        """Do nothing."""
+
+
+PartWriter = NpzPart | JsonlPart | ParquetPart
+PART_WRITERS: dict[OutputFormat, type[NpzPart] | type[JsonlPart] | type[ParquetPart]] = {
+    "npz": NpzPart,
+    "jsonl": JsonlPart,
+    "parquet": ParquetPart,
+}
+
+
+@contextlib.contextmanager
+def open_part(file: IO[bytes], format: OutputFormat, content: PartContent) -> Iterator[PartWriter]:
+    """A writer of results, which is closed at the end of the block."""
+    writer = PART_WRITERS[format](file, content)
+    try:
+        yield writer
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise

@@ -1,0 +1,126 @@
+"""Files on a disk, and in an object store through pyarrow, with the same methods.
+
+In: paths. Out: `FileEntry`s and open files. Work on local files needs no pyarrow. After this file: `object_store.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file or folder."""
+
+    path: str
+    is_folder: bool
+    size: int
+    modified_ns: int
+
+
+class Storage(Protocol):
+    """What bulk work needs of a filesystem. Every method may raise an `OSError`."""
+
+    is_local: bool
+
+    def find(self, path: str) -> FileEntry | None: ...
+    def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]: ...
+    def create_folder(self, path: str) -> None: ...
+    def open_input(self, path: str) -> IO[bytes]: ...
+    def open_output(self, path: str) -> IO[bytes]: ...
+    def move(self, source: str, target: str) -> None: ...
+    def delete(self, path: str) -> None: ...
+
+
+class LocalStorage:
+    """The disks of this machine."""
+
+    is_local = True
+
+    def find(self, path: str) -> FileEntry | None:
+        """The file or folder, or None."""
+        if not Path(path).is_file() and not Path(path).is_dir():
+            return None
+        stat = Path(path).stat()
+        return FileEntry(path, Path(path).is_dir(), stat.st_size, stat.st_mtime_ns)
+
+    def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]:
+        """The entries of a folder, sorted by path; none if it does not exist."""
+        inside = Path(folder).rglob("*") if recursive else Path(folder).glob("*")
+        entries = [self.find(path) for path in sorted(map(str, inside))]
+        return [entry for entry in entries if entry is not None]
+
+    def create_folder(self, path: str) -> None:
+        """Create a folder and its parents."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+    def open_input(self, path: str) -> IO[bytes]:
+        """A file to read."""
+        return Path(path).open("rb")
+
+    def open_output(self, path: str) -> IO[bytes]:
+        """A file to write."""
+        return Path(path).open("wb")
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file; an existing target is replaced."""
+        Path(source).replace(target)
+
+    def delete(self, path: str) -> None:
+        """Delete a file."""
+        Path(path).unlink()
+
+
+class ArrowStorage:
+    """An object store (S3, Google Cloud, HDFS), through a filesystem of pyarrow."""
+
+    is_local = False
+
+    def __init__(self, system: FileSystem) -> None:
+        self.system = system
+
+    def find(self, path: str) -> FileEntry | None:
+        """The file or folder, or None."""
+        return _entry(self.system.get_file_info(path))
+
+    def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]:
+        """The entries of a folder, sorted by path; none if it does not exist."""
+        from pyarrow.fs import FileSelector
+
+        infos = self.system.get_file_info(FileSelector(folder, recursive=recursive, allow_not_found=True))
+        entries = [_entry(info) for info in sorted(infos, key=lambda info: info.path)]
+        return [entry for entry in entries if entry is not None]
+
+    def create_folder(self, path: str) -> None:
+        """Create a folder and its parents."""
+        self.system.create_dir(path, recursive=True)
+
+    def open_input(self, path: str) -> IO[bytes]:
+        """A file to read."""
+        return cast("IO[bytes]", self.system.open_input_file(path))
+
+    def open_output(self, path: str) -> IO[bytes]:
+        """A file to write."""
+        return cast("IO[bytes]", self.system.open_output_stream(path))
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file; an existing target is replaced."""
+        self.system.move(source, target)
+
+    def delete(self, path: str) -> None:
+        """Delete a file."""
+        self.system.delete_file(path)
+
+
+def _entry(info: FileInfo) -> FileEntry | None:
+    from pyarrow.fs import FileType
+
+    if info.type not in (FileType.File, FileType.Directory):
+        return None
+    size, modified = (cast(Any, value) or 0 for value in (info.size, info.mtime_ns))
+    return FileEntry(info.path, info.type == FileType.Directory, int(size), int(modified))
