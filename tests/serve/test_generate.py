@@ -14,6 +14,7 @@ from albertkit.serve.batcher import Batcher
 from albertkit.serve.inference import RequestContext, ServerMetrics, Service
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.served_indexes import ServedIndexes
 from albertkit.serve.served_models import ModelSource, ServedModels
 
 TEXTS = [f"the {word} house number {n}" for n, word in enumerate(("red", "old", "very large", "small", "one") * 2)]
@@ -62,7 +63,14 @@ def with_service(folder, test, **settings):
     async def go():
         chosen = ServeSettings(**settings)
         models = ServedModels([ModelSource("author", folder)], chosen, 1)
-        service = Service(chosen, models, Batcher(chosen.token_budget, chosen.deadline), ServerMetrics(), ApiKeys())
+        service = Service(
+            chosen,
+            models,
+            Batcher(chosen.token_budget, chosen.deadline),
+            ServerMetrics(),
+            ApiKeys(),
+            ServedIndexes([], models),
+        )
         service.batcher.start()
         try:
             await asyncio.wait_for(test(service, next(iter(models))), 20)

@@ -238,7 +238,7 @@ def test_explain(visit, models):
         with one.page.expect_response("**/explain"):
             panel.locator("select").select_option(name)
         rows = panel.locator(".layers tbody tr")
-        playwright.expect(rows).to_have_count(3 if said else 12)
+        playwright.expect(rows).to_have_count(3 if said else 4)  # the vectors are trained for depths 3, 6, 9 and 12
         if said:
             playwright.expect(rows.last).to_contain_text(said)
         else:  # leaves where `early_exit=` leaves
@@ -255,8 +255,8 @@ def test_depth(visit):
     panel = one.open("depth")
     slider = panel.locator(".result input[type=range]")
     seen = []
-    for depth in ("12", "6", "3"):
-        slider.fill(depth)
+    for place, depth in (("3", "12"), ("1", "6"), ("0", "3")):  # among the trained depths
+        slider.fill(place)
         playwright.expect(panel.locator(".result .said")).to_have_text(f"{depth} of 12")
         seen.append([re.sub(r"[^\d./]", "", value) for value in panel.locator(".numbers dd").all_inner_texts()])
         playwright.expect(panel.locator(".code code")).to_contain_text("depth")
@@ -265,7 +265,7 @@ def test_depth(visit):
         min(float(seen[1][0]), float(seen[2][0])) > 0.5
     )  # times of one text on a busy machine; bench/ holds the real ones
     assert 0.5 < float(seen[2][1]) < float(seen[1][1]) < 1
-    panel.locator(".chart .dot").nth(8).dispatch_event("click")  # measured times may put dots over each other
+    panel.locator(".chart .dot").nth(2).dispatch_event("click")  # measured times may put dots over each other
     playwright.expect(panel.locator(".chart .label")).to_have_text("9")
 
 

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from albertkit import __version__
 from albertkit.errors import AlbertkitError
@@ -36,21 +36,18 @@ from albertkit.serve import explain_api, openai, search_api, tasks_api, tei
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.middleware import Endpoint, EndpointApp, error_response
 from albertkit.serve.schemas import ERRORS, ErrorResponse, HttpError, OpenAIErrorResponse
-from albertkit.serve.serve_settings import ApiKeys, split_list
+from albertkit.serve.serve_settings import ApiKeys
+from albertkit.serve.web_security import protect
 
 log = logging.getLogger("albertkit.serve")
 PAGE = Path(__file__).parent / "page"
 MAX_BATCH_AGE = 120.0  # seconds that a batch may take before the server reports itself as unhealthy
 PARENT_VARIABLE = "ALBERTKIT_SERVE_PARENT"  # set in workers: the process that forwards a reload to all
-GET_ERRORS = {401, 404, 500, 503}
-POST_ERRORS = {400, 401, 404, 413, 415, 422, 424, 429, 500, 503}
-ADMIN_ERRORS = {403, 409}
+GET_ERRORS = {401, 403, 404, 500, 503}
+POST_ERRORS = {400, 401, 403, 404, 413, 415, 422, 424, 429, 500, 503}
+ADMIN_ERRORS = {409}
 SUMMARY = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpoints, and albertkit's own."
 STYLE = "body { font: 16px/1.5 system-ui; margin: 2rem; color-scheme: light dark } td { padding-right: 2rem }"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 @dataclass(frozen=True)
@@ -64,9 +61,10 @@ class HealthResponse:
 
 @dataclass(frozen=True)
 class ReloadResponse:
-    """For each model: same, reloaded, or why the old one was kept."""
+    """For each model and index: same, reloaded, or why the old one was kept."""
 
     models: dict[str, str]
+    indexes: dict[str, str]
 
 
 async def health(context: RequestContext, body: None) -> HealthResponse:
@@ -102,28 +100,30 @@ async def metrics(context: RequestContext, body: None) -> Response:
 
 
 async def reload(context: RequestContext, body: None) -> ReloadResponse:
-    """Reload changed models and API keys while requests run."""
+    """Reload changed models, indexes and API keys while requests run."""
     results = await reload_all(context.service)
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
         os.kill(int(parent), signal.SIGHUP)
-    kept = {name: result for name, result in results.items() if result not in ("same", "reloaded")}
+    pairs = [*results.models.items(), *results.indexes.items()]
+    kept = [f"{name}: {result}" for name, result in pairs if result not in ("same", "reloaded")]
     if kept:
-        raise HttpError(409, "; ".join(f"{name}: {result}" for name, result in kept.items()))
-    return ReloadResponse(results)
+        raise HttpError(409, "; ".join(kept))
+    return results
 
 
-async def reload_all(service: Service) -> dict[str, str]:
-    """Reload models and keys. If one cannot be read, the old one is kept."""
-    results = await asyncio.to_thread(service.models.reload)
+async def reload_all(service: Service) -> ReloadResponse:
+    """Reload models, indexes and keys. If one cannot be read, the old one is kept."""
+    models = await asyncio.to_thread(service.models.reload)
+    indexes = await asyncio.to_thread(service.indexes.reload)
     explain_api.open_encoder.cache_clear()  # it holds the old models
-    for result in results.values():
+    for result in models.values():
         service.metrics.reloads.labels(result if result in ("same", "reloaded") else "kept").inc()
     try:
         service.keys = ApiKeys.read(service.settings)
     except AlbertkitError as error:
         log.error("keys kept", extra={"facts": {"reason": str(error)}})
-    return results
+    return ReloadResponse(models, indexes)
 
 
 async def schema(context: RequestContext, body: None) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def make_app(service: Service) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.batcher.start()
         loop = asyncio.get_running_loop()
-        tasks: list[asyncio.Task[dict[str, str]]] = []  # the event loop keeps no reference to them
+        tasks: list[asyncio.Task[ReloadResponse]] = []  # the event loop keeps no reference to them
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, lambda: tasks.append(loop.create_task(reload_all(service))))
         service.is_ready = True
@@ -243,7 +243,7 @@ def make_app(service: Service) -> ASGIApp:
     routes: list[BaseRoute] = [Route(e.path, EndpointApp(e, service), methods=[e.method]) for e in ENDPOINTS]
     if service.settings.page:
         routes += [Route("/", index_page, methods=["GET"]), Mount("/page", StaticFiles(directory=PAGE))]
-    origins = split_list(service.settings.cors_origins or "")
+    origins = sorted(service.settings.allowed_origins)
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
@@ -257,13 +257,11 @@ def make_app(service: Service) -> ASGIApp:
         middleware=[cors] if origins else [],
         exception_handlers={HTTPException: handle_routing_error},
     )
-    hosts = service.settings.allowed_hosts
-    return app if hosts is None else restrict_hosts(app, hosts)
+    return protect(app, service.settings, STYLE)
 
 
 async def index_page(request: Request) -> Response:
-    headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-    return Response((PAGE / "index.html").read_bytes(), media_type="text/html", headers=headers)
+    return Response((PAGE / "index.html").read_bytes(), media_type="text/html")
 
 
 async def handle_routing_error(request: Request, error: Exception) -> Response:
@@ -277,19 +275,3 @@ async def handle_routing_error(request: Request, error: Exception) -> Response:
     response = error_response(request.url.path, HttpError(status, messages.get(status, error.detail)))
     response.headers.update(error.headers or {})
     return response
-
-
-def restrict_hosts(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
-    """An app that answers only requests whose Host header is allowed."""
-
-    async def check_host(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-            name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-            if name not in hosts:
-                error = HttpError(421, f"host name {name!r} is not allowed; allow it with --hosts")
-                await error_response("", error)(scope, receive, send)
-                return
-        await app(scope, receive, send)
-
-    return check_host

@@ -183,7 +183,7 @@ class Batcher:
         estimate = ahead * self.wait_factor
         left = self.deadline if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise self._timeout()
+            raise self.timeout_error()
         if estimate + seconds > left:
             raise HttpError(
                 429,
@@ -242,11 +242,11 @@ class Batcher:
 
     def _reject(self, job: BatchJob) -> None:
         """Close a job that cannot start in time."""
-        job.error = self._timeout()
+        job.error = self.timeout_error()
         self._close(job)
         self._deliver([job])
 
-    def _timeout(self) -> HttpError:
+    def timeout_error(self) -> HttpError:
         return HttpError(503, f"the request could not be computed within {self.deadline:g} s; retry", retry_after=1)
 
     def _close(self, job: BatchJob) -> None:

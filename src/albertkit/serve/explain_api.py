@@ -1,4 +1,4 @@
-"""The endpoint /explain: predictions at every depth, early exit and attention of one text.
+"""The endpoint /explain: predictions at every trained depth, early exit and attention of one text.
 
 In: a text. Out: JSON. `explain/` computes everything; this file schedules it, one depth per batcher turn, and keeps the
 float weights of two models for attention. Next: `app.py`.
@@ -20,12 +20,20 @@ from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.explainer import Explainer
 from albertkit.explain.layer_predictions import DepthTrace, EarlyExitTrace, stable_depth
 from albertkit.serve.inference import RequestContext
-from albertkit.serve.schemas import NUMBERS, Count, HttpError, Served, StrictRequest, TokenItem
+from albertkit.serve.response_size import (
+    LONG_NUMBER_BYTES,
+    NUMBER_BYTES,
+    PREDICTION_BYTES,
+    SPAN_BYTES,
+    TOKEN_BYTES,
+    label_bytes,
+)
+from albertkit.serve.schemas import NUMBERS, Count, Served, StrictRequest, TokenItem
 from albertkit.serve.served_models import ServedModel
 from albertkit.serve.tei import token_items
 
 ATTENTION_COST = 4  # numpy is about this many times slower than the engine
-MAX_NUMBERS = {"float": 1_000_000, "base64": 5_000_000}  # of attention in one response
+ATTENTION_BYTES = {"float": 10.0, "base64": 8 / 3}  # of one number
 MAX_UINT16 = 65535
 AttentionFormat = Literal["float", "base64"]
 
@@ -64,7 +72,7 @@ class DepthItem:
 
 @dataclass(frozen=True)
 class ExplainResponse:
-    """The prediction after each layer.
+    """The prediction at each depth for which the model was trained.
 
     stable_depth: the first depth after which the prediction no longer changes. attention: on request, layers × heads ×
     from token × to token; each row sums to 1. base64 encodes little-endian 16-bit numbers, each 65535 times the
@@ -83,14 +91,15 @@ class ExplainResponse:
 
 
 async def explain(context: RequestContext, body: ExplainRequest) -> ExplainResponse:
-    """The prediction after each layer."""
+    """The prediction at each depth for which the model was trained."""
     model = context.choose_model(body.model, "explain")
     albert = model.albert
     context.count_texts([body.text])
+    await context.check_characters([body.text, body.pair or "", body.question or ""])
     trace = await context.run_tokenizer(DepthTrace.of, albert, body.text, body.pair, body.question, body.k)
-    deepest = max(albert.depth, albert.config.num_hidden_layers)
-    states = []
-    for depth in range(1, deepest + 1):  # one turn each, so that other requests are computed in between
+    context.foresee_response(explain_bytes(trace, body), "Shorten the text, or request a lower k and no attention.")
+    deepest, states = trace.depths[-1], []
+    for depth in trace.depths:  # one turn each, so that other requests are computed in between
         work = trace.tokens * depth * 2
         states.append(await context.run_engine(model.token_cost, partial(trace.run, depth), work))
     context.tokens = trace.tokens
@@ -98,8 +107,8 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
     attention = await attention_of(context, model, trace, deepest, body.attention) if body.attention else None
     has_masks = trace.kind == "fill"
     tokens = await context.run_tokenizer(lambda: token_items(model, body.text, body.pair, recognize_mask=has_masks))
-    full = states[albert.depth - 1]
-    matches = [state.choice == full.choice for state in states]
+    full = states[trace.depths.index(albert.depth)]
+    matches = {state.depth: state.choice == full.choice for state in states}
     depths = [
         DepthItem(
             depth=state.depth,
@@ -107,10 +116,10 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
             cosine=float(state.vector @ full.vector),
             token_cosines=(state.tokens * full.tokens).sum(axis=1).tolist(),
             prediction=state.prediction,
-            matches_full_depth=None if trace.kind is None else is_same,
+            matches_full_depth=None if trace.kind is None else matches[state.depth],
             vector=state.vector if body.vectors else None,
         )
-        for state, is_same in zip(states, matches, strict=True)
+        for state in states
     ]
     return ExplainResponse(
         model=model.name,
@@ -119,28 +128,36 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
         full_depth=albert.depth,
         tokens=tokens,
         depths=depths,
-        stable_depth=None if trace.kind is None else stable_depth(matches[: albert.depth]),
+        stable_depth=None
+        if trace.kind is None
+        else stable_depth({d: s for d, s in matches.items() if d <= full.depth}),
         early_exit=early_exit,
         attention=attention,
     )
+
+
+def explain_bytes(trace: DepthTrace, body: ExplainRequest) -> int:
+    """Foreseen bytes of a response."""
+    albert, tokens = trace.albert, trace.tokens
+    each = 256 + tokens * LONG_NUMBER_BYTES + (albert.dim * NUMBER_BYTES if body.vectors else 0)
+    if trace.kind == "fill":
+        each += body.text.count("[MASK]") * body.k * PREDICTION_BYTES
+    elif trace.kind is not None:
+        each += tokens * SPAN_BYTES + label_bytes(1, albert.metadata.labels)
+    numbers = trace.depths[-1] * albert.config.num_attention_heads * tokens**2 if body.attention else 0
+    return int(len(trace.depths) * each + tokens * TOKEN_BYTES + numbers * ATTENTION_BYTES[body.attention or "float"])
 
 
 async def attention_of(
     context: RequestContext, model: ServedModel, trace: DepthTrace, depth: int, form: AttentionFormat
 ) -> np.ndarray | str:
     """Attention of each head: layers × heads × from token × to token."""
-    heads, tokens = model.albert.config.num_attention_heads, trace.tokens
-    if depth * heads * tokens**2 > MAX_NUMBERS[form]:
-        most = int((MAX_NUMBERS[form] / (depth * heads)) ** 0.5)
-        raise HttpError(
-            413, f"the text has {tokens} tokens; with attention={form!r} it may have {most}: shorten it", param="text"
-        )
     encoder = await asyncio.to_thread(open_encoder, model.albert)
     compute = partial(encoder.run, trace.batch.ids[0], trace.batch.segments[0], depth)
-    activations = await context.run_engine(model.token_cost, compute, tokens * depth * ATTENTION_COST)
+    activations = await context.run_engine(model.token_cost, compute, trace.tokens * depth * ATTENTION_COST)
     if form == "base64":
         return await context.run_tokenizer(pack_attention, activations.attention)
-    return activations.attention.round(6)
+    return await context.run_tokenizer(np.round, activations.attention, 6)
 
 
 @lru_cache(maxsize=2)  # their float weights are large

@@ -10,33 +10,45 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from albertkit.errors import AlbertkitError
-from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool, split_texts, split_tokens
+from albertkit.errors import check_finite
+from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
-from albertkit.runtime.predict import read_heads, task_depth, task_features
-from albertkit.search.index import Index
+from albertkit.runtime.predict import read_heads, task_depth
 from albertkit.serve.batcher import Batcher, BatchJob, ComputeRoute, EngineCall
+from albertkit.serve.request_texts import (
+    MAX_EXPANSION,
+    Text,
+    characters,
+    features_of_group,
+    normalized_characters,
+    split_into_windows,
+)
+from albertkit.serve.response_size import PREDICTION_BYTES, text_bytes
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.served_indexes import ServedIndexes
 from albertkit.serve.served_models import ServedModel, ServedModels, TokenCost
-from albertkit.tokenizer import Tokenizer
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Encoding
 
 T = TypeVar("T")
-Text = str | list[int]
-"""A text, or its token ids."""
+S = TypeVar("S")
+R = TypeVar("R")
 TOKENIZER_THREADS = 2
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+GROUP_CHARACTERS = 100_000  # tokenized at a time; takes up to 50 MB
 TOKEN_CHARACTERS = 6  # a high estimate: a request that is rejected for its size has no second chance
 
 
@@ -88,7 +100,7 @@ class Service:
     batcher: Batcher
     metrics: ServerMetrics
     keys: ApiKeys
-    indexes: dict[str, Index] = field(default_factory=dict)
+    indexes: ServedIndexes
     process_id: bytes = field(default_factory=lambda: secrets.token_hex(4).encode())
     """Prefix of the request ids of this process."""
     is_ready: bool = False
@@ -107,6 +119,7 @@ class RequestContext:
         self.model_name: str | None = None
         self.texts = self.tokens = 0
         self.bytes = 0  # of the request and its response, counted in the service's `pending_bytes`
+        self.response_bytes = 0  # foreseen
         self.wait_seconds = self.compute_seconds = 0.0
         self.is_disconnected = False
         self.error_type: str | None = None
@@ -126,6 +139,10 @@ class RequestContext:
 
     def count_bytes(self, count: int, limit: int | None = None) -> None:
         """Count bytes of an open request; with `limit`, reject it if all requests together exceed it."""
+        if limit is not None and self.bytes + count > limit:
+            raise HttpError(
+                413, f"the request needs {self.bytes + count:,} bytes of memory; at most {limit:,} are allowed"
+            )
         if limit is not None and self.service.pending_bytes + count > limit:
             raise HttpError(
                 429, f"open requests already take {self.service.pending_bytes:,} bytes; retry later", retry_after=1
@@ -133,9 +150,53 @@ class RequestContext:
         self.bytes += count
         self.service.pending_bytes += count
 
+    def foresee_response(self, count: int, remedy: str) -> None:
+        """Count bytes of the response before it is computed, and reject it if it would be too large."""
+        self.response_bytes += count
+        most = self.settings.max_response_bytes
+        if self.response_bytes > most:
+            raise HttpError(
+                413, f"the response would have about {self.response_bytes:,} bytes; the limit is {most:,}. {remedy}"
+            )
+        self.count_bytes(count, self.settings.max_pending_bytes)
+
+    def check_deadline(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise self.service.batcher.timeout_error()
+
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
-        """Call a function on a thread for tokenization."""
-        return await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, function, *values)
+        """Call a function on a thread for tokenization. Its time, and that in the queue, count for the deadline."""
+
+        def call() -> T:
+            self.check_deadline()
+            result = function(*values)
+            self.check_deadline()
+            return result
+
+        return await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, call)
+
+    async def tokenize(self, function: Callable[[list[S], int], R], items: Sequence[S]) -> AsyncIterator[R]:
+        """The results of a function for groups of texts or examples and the place of the first; memory is bounded.
+
+        Between groups, other requests have their turn.
+        """
+        sizes = await self.check_characters(items)
+        start = size = 0
+        for stop, more in enumerate([*sizes, GROUP_CHARACTERS + 1]):
+            if stop > start and size + more > GROUP_CHARACTERS:
+                yield await self.run_tokenizer(function, list(items[start:stop]), start)
+                start, size = stop, 0
+            size += more
+
+    async def check_characters(self, items: Sequence[Any]) -> list[int]:
+        """The characters of texts or examples; rejects those with too many, also after normalization."""
+        most, sizes = self.settings.max_characters, [characters(item) for item in items]
+        if max(sizes, default=0) <= most and sum(sizes) * MAX_EXPANSION > min(most, GROUP_CHARACTERS):
+            sizes = await self.run_tokenizer(lambda: [normalized_characters(item) for item in items])
+        for place, size in enumerate(sizes):
+            if size > most and not isinstance(items[place], list):
+                raise HttpError(413, f"text {place} has {size:,} characters; send at most {most:,} per text. Split it.")
+        return sizes
 
     async def run_engine(self, cost: TokenCost, function: Callable[[], T], work: int) -> T:
         """Call a function that uses the engine, on its thread and in its turn; `work` is tokens times layers."""
@@ -145,9 +206,8 @@ class RequestContext:
 
     async def _run(self, job: BatchJob) -> list[Any]:
         """A job's results; its tokens and times are added to the self."""
-        tokens, most = job.tokens, self.settings.max_tokens
-        if tokens > most:
-            raise HttpError(413, f"the request has {tokens:,} tokens; send at most {most:,} per request")
+        tokens = job.tokens
+        self.check_tokens(tokens)
         self.tokens += tokens
         try:
             return await self.service.batcher.run(job)
@@ -164,11 +224,32 @@ class RequestContext:
             return np.zeros((0, options.dim or model.albert.dim), np.float32)
         estimate = sum(map(len, texts)) // TOKEN_CHARACTERS
         self.service.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
-        windows = await self.run_tokenizer(split_into_windows, model, texts, options)
+        windows = await self._windows(model, texts, options)
         route = ComputeRoute(model, options.depth, read_vectors, options.pooling)
         ids = [np.array(window, np.int32) for window in windows.ids]
         rows = await self._run(BatchJob(route, ids, self.deadline))
         return combine_windows(np.stack(rows), windows, options)
+
+    async def _windows(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> TokenWindows:
+        """Texts as windows of token ids, within the limits."""
+        most, windows = self.settings.max_characters, TokenWindows([], [])
+        if options.long_texts == "truncate":
+            texts = [text.lstrip()[:most] if isinstance(text, str) else text for text in texts]
+        ids = sum(len(text) for text in texts if not isinstance(text, str))
+        self.check_tokens(ids)
+        tokens = 0
+        async for part in self.tokenize(partial(split_into_windows, model, options), texts):
+            tokens += sum(part.lengths)
+            self.check_tokens(tokens)
+            windows.ids.extend(part.ids)
+            windows.counts.extend(part.counts)
+        return windows
+
+    def check_tokens(self, tokens: int) -> None:
+        """Reject too many tokens."""
+        most = self.settings.max_tokens
+        if tokens > most:
+            raise HttpError(413, f"the request has {tokens:,} tokens; send at most {most:,} per request")
 
     async def query_cosines(
         self, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
@@ -199,10 +280,14 @@ class RequestContext:
         """The scores of the task's head and the features, one of each per row."""
         self.count_texts(examples)
         layers = task_depth(model.albert, depth)
-        features = await self.run_tokenizer(task_features, model.albert, examples, task)
+        features: list[Feature] = []
+        async for group in self.tokenize(partial(features_of_group, model.albert, task), examples):
+            features += group
         ids, segments = [f.ids for f in features], [f.segments for f in features]
         job = BatchJob(ComputeRoute(model, layers, read_scores), ids, self.deadline, segments)
-        return await self._run(job), features
+        scores = await self._run(job)
+        check_finite("scores", scores)
+        return scores, features
 
     async def fill_masks(
         self, model: ServedModel, texts: Sequence[str], k: int, depth: int | None
@@ -211,7 +296,11 @@ class RequestContext:
         self.count_texts(texts)
         albert = model.albert
         layers = albert.layers_to_apply(depth)
-        encodings = await self.run_tokenizer(lambda: [encode_masks(albert, text, k) for text in texts])
+        masks = sum(text.count("[MASK]") for text in texts)
+        self.foresee_response(masks * k * PREDICTION_BYTES + text_bytes(texts), "Send fewer masks, or a lower k.")
+        encodings: list[tuple[Encoding, list[int]]] = []
+        async for group in self.tokenize(lambda part, start: [encode_masks(albert, text, k) for text in part], texts):
+            encodings += group
         job = BatchJob(
             ComputeRoute(model, layers, read_words),
             [encoding.ids for encoding, _ in encodings],
@@ -220,7 +309,7 @@ class RequestContext:
             [(places, k) for _, places in encodings],
         )
         best = await self._run(job)
-        return [mask_predictions(albert, text, words) for text, words in zip(texts, best, strict=True)]
+        return await self.run_tokenizer(lambda: [mask_predictions(albert, words) for words in best])
 
 
 # Readers of hidden states (rows, length, H), on the engine's thread ----------------------------------------------
@@ -237,41 +326,3 @@ def read_scores(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, ar
 def read_words(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
     """The most likely words; an argument is (places of masks, number of words)."""
     return [likeliest_tokens(route.model.albert, hidden[at, places], k) for at, (places, k) in enumerate(arguments)]
-
-
-# Texts and token ids ---------------------------------------------------------------------------------------------
-
-
-def split_into_windows(model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> TokenWindows:
-    ids = [strip_special_tokens(model.albert.tokenizer, text) for text in texts if not isinstance(text, str)]
-    if ids:
-        return split_tokens(model.albert, ids, options.long_texts)
-    return split_texts(model.albert, [text for text in texts if isinstance(text, str)], options)
-
-
-def strip_special_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Token ids of a text without the special tokens around it."""
-    for token in ids:
-        if not 0 <= token < tokenizer.vocab_size:
-            raise AlbertkitError(
-                f"token id {token} is not in this model's vocabulary of {tokenizer.vocab_size:,}; "
-                "send text, or ids from /tokenize"
-            )
-    start = int(len(ids) > 0 and ids[0] == tokenizer.cls_id)
-    stop = len(ids) - int(len(ids) > start and ids[-1] == tokenizer.sep_id)
-    return list(ids[start:stop])
-
-
-def as_texts(value: str | list[str]) -> list[str]:
-    """One text or several, as a list."""
-    return [value] if isinstance(value, str) else value
-
-
-def as_texts_or_tokens(value: str | list[str | int | list[int]], name: str) -> list[Text]:
-    """One text or several, or the token ids of one or several, as a list."""
-    if isinstance(value, str):
-        return [value]
-    kinds = {type(item) for item in value}
-    if len(kinds) > 1:
-        raise HttpError(422, f"{name} contains texts and token ids; send either", param=name)
-    return cast(list[Text], [value] if kinds == {int} else value)

@@ -22,8 +22,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, NonFiniteError
 from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.response_size import memory_of, write_json
 from albertkit.serve.schemas import HttpError, validation_error
 
 log = logging.getLogger("albertkit.serve")
@@ -31,7 +32,7 @@ Handler = Callable[..., Awaitable[Any]]
 """(context, body, path parameters) → the response."""
 JSON = "application/json"
 OVERHEAD = 4096  # bytes of a request beside its body
-LARGE_RESPONSE = 65536  # a larger response is counted until the client has received it
+LARGE_RESPONSE = 65536  # a larger response is counted until the client has received it, and written in parts
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _numbers = itertools.count(1)
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -89,7 +90,6 @@ class EndpointApp:
             if response is not None:
                 wait, compute = 1000 * context.wait_seconds, 1000 * context.compute_seconds
                 response.headers["cache-control"] = "no-store"
-                response.headers["x-content-type-options"] = "nosniff"
                 response.headers["x-request-id"] = request_id.decode()
                 response.headers["server-timing"] = f"wait;dur={wait:.2f}, compute;dur={compute:.2f}"
                 await send_response(send, response)
@@ -106,19 +106,16 @@ class EndpointApp:
         try:
             self._check_key(headers)
             if self.endpoint.request is None:
-                result = await self.endpoint.handler(context, None, **parameters)
+                return await make_response(context, await self.endpoint.handler(context, None, **parameters))
             else:
                 self.service.batcher.check()  # before the body is read
-                body = self._decode(await read_body(headers, receive, context))
+                body = await self._read_request(headers, receive, context)
                 watch = asyncio.ensure_future(watch_disconnect(receive, context, asyncio.current_task()))
                 try:
                     result = await self.endpoint.handler(context, body, **parameters)
+                    return await make_response(context, result, context.settings.max_response_bytes)
                 finally:
                     watch.cancel()
-            if not isinstance(result, Response):
-                result = Response(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY), media_type=JSON)
-            context.count_bytes(len(result.body))
-            return result
         except ClientDisconnected:
             context.is_disconnected = True
             return None
@@ -128,6 +125,8 @@ class EndpointApp:
             return None
         except HttpError as error:
             problem = error
+        except NonFiniteError as error:
+            problem = HttpError(500, str(error))
         except AlbertkitError as error:
             problem = HttpError(422, str(error))
         except Exception:
@@ -147,11 +146,21 @@ class EndpointApp:
         elif not endpoint.is_public and not keys.is_user(header):
             raise HttpError(401, "an API key is missing or wrong; send it as  Authorization: Bearer KEY")
 
+    async def _read_request(self, headers: dict[bytes, bytes], receive: Receive, context: RequestContext) -> Any:
+        """The decoded body, whose memory is counted."""
+        body = await read_body(headers, receive, context)
+        request = self._decode(body)
+        if len(body) > LARGE_RESPONSE:
+            context.count_bytes(memory_of(request) - len(body), context.settings.max_pending_bytes)
+        return request
+
     def _decode(self, body: bytes) -> Any:
         try:
             return self.decoder.decode(body)
         except msgspec.ValidationError as error:
             values = None
+            if len(body) > LARGE_RESPONSE:
+                raise validation_error(error, values, self.endpoint.request) from None
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 values = msgspec.json.decode(body)
             raise validation_error(error, values, self.endpoint.request) from None
@@ -188,15 +197,16 @@ class EndpointApp:
 async def read_body(headers: dict[bytes, bytes], receive: Receive, context: RequestContext) -> bytes:
     """The body, within the limits."""
     most, pending_limit = context.settings.max_bytes, context.settings.max_pending_bytes
-    content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
-    if content_type != b"application/json" and not content_type.endswith(b"+json"):
-        raise HttpError(415, "the body must be JSON; send it with  Content-Type: application/json")
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    if content_type.partition(";")[0].strip().lower() != JSON:
+        shown = f"Content-Type {content_type[:60]!r} is not JSON" if content_type else "the request has no Content-Type"
+        raise HttpError(415, f"{shown}: the body must be JSON. Add  -H 'Content-Type: {JSON}'")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise HttpError(415, "the body is compressed; send it uncompressed")
-    length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length[:18]) > most:
-        raise HttpError(413, f"the body has {int(length[:18]):,} bytes; send at most {most:,} per request")
-    context.count_bytes(OVERHEAD + (int(length) if length.isdigit() else 0), pending_limit)
+    length = int(headers.get(b"content-length", b"0"))  # `http_protocol.py` has checked it
+    if length > most:
+        raise HttpError(413, f"the body has {length:,} bytes; send at most {most:,} per request")
+    context.count_bytes(OVERHEAD + length, pending_limit)
     parts, total = [], 0
     while True:
         message = await receive()
@@ -211,6 +221,21 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, context: Requ
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+async def make_response(context: RequestContext, result: Any, most: int | None = None) -> Response:
+    """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
+    if isinstance(result, Response):
+        return result
+    foreseen = context.response_bytes
+    if foreseen > LARGE_RESPONSE:
+        body = await context.run_tokenizer(write_json, result, foreseen)
+    else:
+        body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+    context.count_bytes(len(body) - foreseen)
+    if most is not None and len(body) > most:
+        raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {most:,}. Request less at a time.")
+    return Response(body, media_type=JSON)
 
 
 async def watch_disconnect(receive: Receive, context: RequestContext, task: asyncio.Task[Any] | None) -> None:

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from albertkit.serve.inference import RequestContext, as_texts_or_tokens
+from albertkit.serve.inference import RequestContext
+from albertkit.serve.request_texts import as_texts_or_tokens
+from albertkit.serve.response_size import vector_bytes
 from albertkit.serve.schemas import NUMBERS, Depth, Dimensions, Pooling, StrictRequest, TextsOrTokens
 from albertkit.serve.served_models import ModelInfo
 
@@ -77,7 +79,10 @@ async def embeddings(context: RequestContext, body: EmbeddingsRequest) -> Embedd
     options = model.albert.embed_options(
         pooling=body.pooling, depth=body.depth, dim=body.dimensions, long_texts=body.long_texts, prompt=body.prompt
     )
-    vectors = await context.embed(model, as_texts_or_tokens(body.input, "input"), options)
+    texts = as_texts_or_tokens(body.input, "input")
+    size = vector_bytes(len(texts), options.dim or model.albert.dim, body.encoding_format == "base64")
+    context.foresee_response(size, "Send fewer texts, or set encoding_format to base64.")
+    vectors = await context.embed(model, texts, options)
     rows: list[Any] = list(np.ascontiguousarray(vectors, np.float32))
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]

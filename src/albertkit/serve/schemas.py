@@ -91,14 +91,14 @@ class OpenAIErrorResponse(TypedDict):
 
 
 ERRORS = {
-    400: ("invalid", "The body is not JSON in UTF-8."),
+    400: ("invalid", "The request is not valid HTTP, or its body is not JSON in UTF-8."),
     401: ("key", "The API key is missing or wrong."),
-    403: ("forbidden", "The server has no admin key."),
+    403: ("forbidden", "The page's origin is not allowed, or the server has no admin key."),
     404: ("unknown", "The path, model or index is not served."),
     405: ("method", "The path has other methods."),
-    409: ("conflict", "A model could not be reloaded; the old one is kept."),
+    409: ("conflict", "A model or an index could not be reloaded; the old one is kept."),
     413: ("too_large", "Too many bytes, texts or tokens, or more work than fits into the deadline."),
-    415: ("media_type", "The body is not JSON, or compressed."),
+    415: ("media_type", "The Content-Type is not application/json, or the body is compressed."),
     421: ("host", "The host name is not allowed."),
     422: ("validation", "A value is not valid."),
     424: ("model", "No served model has this endpoint."),

@@ -1,25 +1,23 @@
 """The endpoints /similar and /search.
 
-In: texts. Out: cosines and search hits. Before: `inference.py`; next: `app.py`.
+In: texts. Out: cosines and search hits. Before: `inference.py`, `served_indexes.py`; next: `app.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal, TypedDict, cast
 
 import numpy as np
 from msgspec import Meta
 
 from albertkit.data.sentences import split_sentences
-from albertkit.errors import AlbertkitError
-from albertkit.search.index import Index
 from albertkit.serve.inference import RequestContext
+from albertkit.serve.response_size import NUMBER_BYTES, TOKEN_BYTES
 from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table
-from albertkit.serve.served_models import ServedModel, ServedModels
+from albertkit.serve.served_models import ServedModel
 
 
 class SimilarRequest(ModelRequest, kw_only=True):
@@ -81,6 +79,8 @@ async def similar(context: RequestContext, body: SimilarRequest) -> SimilarRespo
     """Cosines of texts."""
     model = context.choose_model(body.model, "similar")
     options = model.albert.embed_options(normalize=True, depth=body.depth, dim=body.dimensions)
+    columns_count = len(body.texts if body.others is None else body.others)
+    context.foresee_response(len(body.texts) * columns_count * NUMBER_BYTES, "Send fewer texts.")
     vectors = await context.embed(model, [*body.texts, *(body.others or [])], options)
     rows = vectors[: len(body.texts)]
     columns = rows if body.others is None else vectors[len(body.texts) :]
@@ -97,8 +97,10 @@ async def search(context: RequestContext, body: SearchRequest) -> SearchResponse
     places: Sequence[tuple[int, int]] = ()
     texts = body.texts or []
     if body.text is not None:
-        places = await context.run_tokenizer(split_text, body.text, body.split)
+        places = await context.run_tokenizer(split_text, body.text, body.split, context.settings.max_texts)
         texts = [body.text[a:b] for a, b in places]
+    longest = sorted(map(len, texts), reverse=True)[: body.k]
+    context.foresee_response(sum(longest) + len(longest) * TOKEN_BYTES, "Send fewer texts, or a lower k.")
     scores = await context.query_cosines(model, body.query, texts, body.depth) if texts else np.zeros(0)
     hits: list[HitItem] = []
     for i in np.argsort(-scores, kind="stable")[: body.k].tolist():
@@ -109,7 +111,7 @@ async def search(context: RequestContext, body: SearchRequest) -> SearchResponse
     return SearchResponse(model.name, hits)
 
 
-def split_text(text: str, unit: str) -> list[tuple[int, int]]:
+def split_text(text: str, unit: str, most: int) -> list[tuple[int, int]]:
     """Characters of the lines of a text, or of the sentences in each line, without surrounding white space."""
     found, at = [], 0
     for line in text.splitlines():
@@ -118,41 +120,24 @@ def split_text(text: str, unit: str) -> list[tuple[int, int]]:
                 at = text.index(part, at)
                 found.append((at, at + len(part)))
                 at += len(part)
+        if len(found) > most:
+            raise HttpError(413, f"the text has over {most:,} {unit}; send at most {most:,} per request", param="text")
     return found
 
 
-def open_indexes(paths: Iterable[Path], models: ServedModels) -> dict[str, Index]:
-    """Indexes by file name; each needs the served model that it was built with."""
-    indexes: dict[str, Index] = {}
-    names = [model.albert.name for model in models]
-    for path in paths:
-        index = indexes[path.stem] = Index.open(path, None)
-        if index.model not in names:
-            raise AlbertkitError(
-                f"{path} was built with model {index.model}; serve this model too (served: {', '.join(names)})"
-            )
-    return indexes
-
-
 async def search_index(context: RequestContext, model: ServedModel, body: SearchRequest) -> SearchResponse:
-    name = body.index or next(iter(context.service.indexes), None)
-    if name is None:
-        raise HttpError(
-            422, "the request has no texts and no index is served; send texts or text, or serve with --index"
-        )
-    if name not in context.service.indexes:
-        names = ", ".join(context.service.indexes) or "none"
-        raise HttpError(404, f"index {name!r} is not served; choose one of {names}", param="index")
-    index = context.service.indexes[name]
-    if body.model is None:
-        model = next((one for one in context.service.models if one.albert.name == index.model), model)
+    served = context.service.indexes.choose(body.index)
+    index = served.index
+    if body.model is None or body.model == served.model.name:
+        model = served.model
     if model.albert.name != index.model:
         raise HttpError(
-            424, f"index {name!r} was built with model {index.model}, but {model.name!r} is {model.albert.name}"
+            424, f"index {served.name!r} was built with model {index.model}, but {model.name!r} is {model.albert.name}"
         )
     context.model_name = model.name
     vectors = None
     if body.mode != "keyword":
         vectors = await context.embed(model, [body.query], model.albert.embed_options())
     (hits,) = await asyncio.to_thread(index.search_many, [body.query], body.k, body.mode, vectors)
+    context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in hits), "Request a lower k.")
     return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in hits])

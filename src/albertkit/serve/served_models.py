@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from albertkit.albert import Albert
 from albertkit.artifact import model_folder
-from albertkit.builtin import DEFAULT, PRETRAINED
+from albertkit.builtin import DEFAULT, PRETRAINED, mask_model
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import can_fill_masks
 from albertkit.runtime.batching import pad_batch
@@ -219,7 +219,8 @@ class ServedModels:
             able = [model for model in self if endpoint in model.endpoints]
             if not able:
                 tasks = ", ".join(f"{model.name} ({model.albert.metadata.task})" for model in self)
-                raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); serve a model for this task")
+                remedy = self._remedy(endpoint, list(self))
+                raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); {remedy}")
             trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.metadata.task, ())]
             return (trained or able)[0]
         model = self[name]
@@ -227,9 +228,16 @@ class ServedModels:
             raise HttpError(
                 424,
                 f"model {name!r}, trained for {model.albert.metadata.task!r}, does not have {endpoint!r}; "
-                f"it has {', '.join(sorted(model.endpoints))}",
+                f"it has {', '.join(sorted(model.endpoints))}; {self._remedy(endpoint, [model])}",
             )
         return model
+
+    def _remedy(self, endpoint: str, models: list[ServedModel]) -> str:
+        """Which model to serve for an endpoint that these models do not have."""
+        if endpoint != "fill":
+            return "serve a model for this task"
+        fillers = dict.fromkeys(mask_model(model.albert.source) or PRETRAINED[DEFAULT] for model in models)
+        return f"serve {' or '.join(fillers)} too, which fills masks"
 
     def __getitem__(self, name: str) -> ServedModel:
         if name not in self._models:

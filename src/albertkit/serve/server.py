@@ -80,22 +80,21 @@ def prepare(names: list[str], settings: ServeSettings, index_paths: list[Path]) 
     """Open the models; returns a function that listens."""
     from albertkit.serve.batcher import Batcher
     from albertkit.serve.inference import ServerMetrics, Service
-    from albertkit.serve.search_api import open_indexes
+    from albertkit.serve.served_indexes import ServedIndexes
     from albertkit.serve.served_models import ModelSource, ServedModels
 
     keys = ApiKeys.read(settings)
     threads = 1 if settings.workers > 1 else settings.threads or cores()  # several threads do not survive a fork
     models = ServedModels(ModelSource.parse_all(names), settings, threads)
     if not settings.is_local and not keys.users:
-        log.warning("open to the network without keys", extra={"facts": {"host": settings.host}})
-    for index in open_indexes(index_paths, models).values():
-        index.close()  # checked now; after a fork they are opened again
+        log.warning("every client is answered", extra={"facts": {"host": settings.host, "reason": "--no-auth"}})
+    ServedIndexes(index_paths, models).close()  # checked now; after a fork they are opened again
 
     def run(listener: socket.socket, on_ready: Callable[[], None]) -> None:
         models.reload()  # for a worker that starts later than others
         metrics = ServerMetrics()
         batcher = Batcher(settings.token_budget, settings.deadline, metrics.observe_batch)
-        service = Service(settings, models, batcher, metrics, keys, open_indexes(index_paths, models))
+        service = Service(settings, models, batcher, metrics, keys, ServedIndexes(index_paths, models))
         listen(service, listener, on_ready)
 
     return run
@@ -126,7 +125,7 @@ def listen(service: Service, listener: socket.socket, on_ready: Callable[[], Non
 
     config = uvicorn.Config(
         make_app(service),
-        http=make_protocol(settings.client_timeout, settings.max_connections),
+        http=make_protocol(settings),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -18,7 +18,9 @@ from albertkit.albert import Albert
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.generate import GenerateSettings
 from albertkit.runtime.mask_filling import MaskPrediction
-from albertkit.serve.inference import RequestContext, as_texts
+from albertkit.serve.inference import TOKEN_CHARACTERS, RequestContext
+from albertkit.serve.request_texts import as_texts
+from albertkit.serve.response_size import PREDICTION_BYTES, SPAN_BYTES, label_bytes
 from albertkit.serve.schemas import Count, HttpError, ModelRequest, Texts
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.choose import ChoiceResult
@@ -124,6 +126,7 @@ async def classify(context: RequestContext, body: ClassifyRequest) -> TaskResult
         raise HttpError(
             422, f"there are {len(texts)} texts and {len(pairs)} pairs; send one pair per text", param="pairs"
         )
+    context.foresee_response(label_bytes(len(texts), model.albert.metadata.labels), "Send fewer texts.")
     examples = [TextExample(a, b) for a, b in zip(texts, pairs, strict=True)]
     return TaskResults(model.name, await context.predict(model, examples, "classify", body.depth))
 
@@ -131,7 +134,7 @@ async def classify(context: RequestContext, body: ClassifyRequest) -> TaskResult
 async def tag(context: RequestContext, body: TextsRequest) -> TaskResults[TagResult]:
     """The entities in texts."""
     model = context.choose_model(body.model, "tag")
-    examples = await context.run_tokenizer(tagging_examples, as_texts(body.texts))
+    examples = await tagging_examples(context, as_texts(body.texts))
     return TaskResults(model.name, await context.predict(model, examples, "tag", body.depth))
 
 
@@ -140,14 +143,17 @@ async def intent(context: RequestContext, body: TextsRequest) -> TaskResults[Int
     model = context.choose_model(body.model, "intent")
     texts = as_texts(body.texts)
     if model.albert.metadata.task == "classify":
+        context.foresee_response(len(texts) * PREDICTION_BYTES, "Send fewer texts.")
         labels = await context.predict(model, [TextExample(text) for text in texts], "classify", body.depth)
         return TaskResults(model.name, [IntentResult.from_classification(label) for label in labels])
-    examples = await context.run_tokenizer(tagging_examples, texts)
+    examples = await tagging_examples(context, texts)
     return TaskResults(model.name, await context.predict(model, examples, "intent", body.depth))
 
 
-def tagging_examples(texts: list[str]) -> list[TaggedExample]:
-    return [TaggedExample(text, split_words(text)) for text in texts]
+async def tagging_examples(context: RequestContext, texts: list[str]) -> list[TaggedExample]:
+    """Texts with their words, each of which may be an entity."""
+    context.foresee_response(sum(map(len, texts)) * SPAN_BYTES // 2, "Send fewer or shorter texts.")
+    return await context.run_tokenizer(lambda: [TaggedExample(text, split_words(text)) for text in texts])
 
 
 async def answer(context: RequestContext, body: AnswerRequest) -> AnswerResponse:
@@ -187,7 +193,10 @@ async def generate(context: RequestContext, body: GenerateRequest) -> TaskResult
     total, allowed = len(texts) * body.beams * most, context.settings.max_tokens
     if total > allowed:
         raise HttpError(413, f"up to {total:,} tokens would be generated; request at most {allowed:,} at a time")
-    lengths = await context.run_tokenizer(source_lengths, model.albert, texts)
+    context.foresee_response(len(texts) * (most * TOKEN_CHARACTERS + PREDICTION_BYTES), "Send fewer texts.")
+    lengths: list[int] = []
+    async for part in context.tokenize(partial(source_lengths, model.albert), texts):
+        lengths += part
     works = [(length + 2 * body.beams * most) * layers for length in lengths]
     context.tokens += sum(lengths)
     context.service.batcher.check(sum(works) * model.generate_cost.seconds, context.deadline)
@@ -199,7 +208,7 @@ async def generate(context: RequestContext, body: GenerateRequest) -> TaskResult
     return TaskResults(model.name, results)
 
 
-def source_lengths(albert: Albert, texts: Sequence[str]) -> list[int]:
+def source_lengths(albert: Albert, texts: Sequence[str], start: int) -> list[int]:
     """Tokens of each text that are read."""
     short = [shorten(albert, place, text, "truncate") for place, text in enumerate(texts)]
     return [min(len(ids) + 2, albert.max_tokens) for ids in albert.tokenizer.ids_batch(short)]

@@ -13,7 +13,9 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from albertkit import __version__
-from albertkit.serve.inference import TOKENIZER_THREADS, RequestContext, as_texts, as_texts_or_tokens
+from albertkit.serve.inference import TOKEN_CHARACTERS, TOKENIZER_THREADS, RequestContext
+from albertkit.serve.request_texts import as_texts, as_texts_or_tokens
+from albertkit.serve.response_size import PREDICTION_BYTES, TOKEN_BYTES, label_bytes, text_bytes, vector_bytes
 from albertkit.serve.schemas import (
     Depth,
     Dimensions,
@@ -139,7 +141,9 @@ async def embed(context: RequestContext, body: EmbedRequest) -> list[Vector]:
         long_texts="truncate" if body.truncate else "split",
         prompt=body.prompt_name,
     )
-    vectors = await context.embed(model, as_texts_or_tokens(body.inputs, "inputs"), options)
+    texts = as_texts_or_tokens(body.inputs, "inputs")
+    context.foresee_response(vector_bytes(len(texts), options.dim or model.albert.dim), "Send fewer texts.")
+    vectors = await context.embed(model, texts, options)
     return list(np.ascontiguousarray(vectors, np.float32))
 
 
@@ -155,6 +159,8 @@ async def similarity(context: RequestContext, body: SimilarityRequest) -> list[f
 async def rerank(context: RequestContext, body: RerankRequest) -> list[RankItem]:
     """Texts by their relevance for a query, the best first."""
     model = context.choose_model(body.model, "rerank")
+    size = len(body.texts) * PREDICTION_BYTES + (text_bytes(body.texts) if body.return_text else 0)
+    context.foresee_response(size, "Send fewer texts.")
     task = model.albert.task if "classify" in model.endpoints else None
     if task is not None and (task.kind == "regression" or len(task.labels) == 2):
         examples = [TextExample(body.query, text) for text in body.texts]
@@ -178,8 +184,9 @@ async def predict(context: RequestContext, body: PredictRequest) -> list[LabelSc
     model = context.choose_model(body.model, "predict")
     examples, is_list = as_pairs(body.inputs)
     task = model.albert.task
-    rows, _ = await context.predict_scores(model, examples, "classify")
     labels = ("value",) if task.kind == "regression" else task.labels
+    context.foresee_response(label_bytes(len(examples), labels), "Send fewer texts.")
+    rows, _ = await context.predict_scores(model, examples, "classify")
     found: list[list[LabelScore]] = [
         [{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")]
         for row in class_scores(task, rows, body.raw_scores)
@@ -211,9 +218,17 @@ async def tokenize(context: RequestContext, body: TokenizeRequest) -> list[list[
     model = context.choose_model(body.model, "tokenize")
     texts = as_texts(body.inputs)
     context.count_texts(texts)
-    specials = body.add_special_tokens
-    tokens = await context.run_tokenizer(lambda: [token_items(model, text, add_specials=specials) for text in texts])
-    context.tokens = sum(map(len, tokens))
+    foreseen = sum(map(len, texts)) // TOKEN_CHARACTERS * TOKEN_BYTES
+    context.foresee_response(foreseen, "Send fewer or shorter texts.")
+
+    def tokens_of(part: list[str], start: int) -> list[list[TokenItem]]:
+        return [token_items(model, text, add_specials=body.add_special_tokens) for text in part]
+
+    tokens: list[list[TokenItem]] = []
+    async for part in context.tokenize(tokens_of, texts):
+        tokens += part
+        context.tokens += sum(map(len, part))
+        context.foresee_response(max(0, context.tokens * TOKEN_BYTES - context.response_bytes), "Send fewer texts.")
     return tokens
 
 
@@ -235,6 +250,9 @@ async def decode(context: RequestContext, body: DecodeRequest) -> list[str]:
     model = context.choose_model(body.model, "tokenize")
     many = cast(list[list[int]], as_texts_or_tokens([*body.ids], "ids"))
     context.count_texts(many)
+    tokens = sum(map(len, many))
+    context.check_tokens(tokens)
+    context.foresee_response(tokens * TOKEN_CHARACTERS, "Send fewer ids.")
     tokenizer = model.albert.tokenizer
     return await context.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
 

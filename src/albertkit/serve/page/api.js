@@ -78,3 +78,6 @@ export function dot(a, b) {
   for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
   return sum;
 }
+
+/** The depths of an explanation up to the one that the model uses; all were trained. */
+export const shownDepths = ({ depths, full_depth: full }) => depths.filter((one) => one.depth <= full);

@@ -1,6 +1,6 @@
-// Speed against agreement: every depth of some texts, measured on this server now.
+// Speed against agreement: every trained depth of some texts, measured on this server now.
 
-import { Problem, ask, dot } from "./api.js";
+import { Problem, ask, dot, shownDepths } from "./api.js";
 import { cli, curl, opened, py, pyList } from "./code.js";
 import { el, fresh, lines, svg } from "./dom.js";
 import { field, makeTool } from "./tool.js";
@@ -9,7 +9,7 @@ import { number, t } from "./messages.js";
 const MOST = 12;
 const ROUNDS = 3; // the fastest one counts
 const area = field("textarea", "depth.texts", { rows: 5 });
-let chosen = 0;
+let chosen = 0; // a depth
 
 async function measure({ texts, model }, signal, say) {
   if (texts.length < 2) throw new Problem(t("error.texts"));
@@ -43,7 +43,7 @@ function rising(times) {
 
 /** For each depth: how fast, how much the vectors agree, and how many answers and neighbours stay. */
 function summed(found) {
-  const full = found[0].full_depth;
+  const depths = shownDepths(found[0]);
   const nearest = (at) => found.map((mine, i) => {
     let best = -1;
     found.forEach((other, j) => {
@@ -53,12 +53,12 @@ function summed(found) {
     });
     return best;
   });
-  const wanted = nearest(full - 1);
+  const wanted = nearest(depths.length - 1);
   const sum = (at, read) => found.reduce((total, one) => total + read(one.depths[at]), 0);
-  const times = rising(found[0].depths.slice(0, full).map((_, at) => sum(at, (one) => one.milliseconds)));
+  const times = rising(depths.map((_, at) => sum(at, (one) => one.milliseconds)));
   return times.map((milliseconds, at) => {
     return {
-      depth: at + 1, speed: times.at(-1) / milliseconds, rate: (1000 * found.length) / milliseconds,
+      depth: depths[at].depth, speed: times.at(-1) / milliseconds, rate: (1000 * found.length) / milliseconds,
       agreement: sum(at, (one) => one.cosine) / found.length,
       same: found.every((one) => one.depths[at].matches_full_depth !== null) ? sum(at, (one) => Number(one.matches_full_depth)) : null,
       kept: nearest(at).filter((place, i) => place === wanted[i]).length,
@@ -107,8 +107,9 @@ function chart(points, at, wide, pick) {
 }
 
 function draw({ points, full, kind, count }) {
-  if (!chosen || chosen > full) chosen = Math.ceil(full / 2);
-  const slider = el("input", { id: fresh("layers"), type: "range", min: 1, max: full, step: 1, value: chosen });
+  const place = () => points.findIndex((one) => one.depth === chosen);
+  if (place() < 0) chosen = points[Math.floor((points.length - 1) / 2)].depth;
+  const slider = el("input", { id: fresh("layers"), type: "range", min: 0, max: points.length - 1, step: 1, value: place() });
   const said = el("output", { for: slider.id, class: "said" });
   const box = el("div", { class: "plot" });
   const numbers = el("dl", { class: "numbers", "aria-live": "polite" });
@@ -116,8 +117,8 @@ function draw({ points, full, kind, count }) {
   const good = best(points);
   const big = (value, key, unit = "") => el("div", {}, el("dt", { "data-t": key, text: t(key) }), el("dd", {}, value, el("small", { text: unit })));
   function show() {
-    const one = points[chosen - 1];
-    slider.value = chosen;
+    const one = points[place()];
+    slider.value = place();
     said.textContent = t("depth.of", { depth: chosen, layers: full });
     slider.setAttribute("aria-valuetext", said.textContent);
     plot();
@@ -133,13 +134,13 @@ function draw({ points, full, kind, count }) {
   }
   let wide = 0;
   function plot() {
-    if (wide) box.replaceChildren(chart(points, chosen - 1, wide, (at) => { chosen = at + 1; show(); }));
+    if (wide) box.replaceChildren(chart(points, place(), wide, (at) => { chosen = points[at].depth; show(); }));
   }
   new ResizeObserver(() => {
     const now = Math.round(box.clientWidth);
     if (now && now !== wide) { wide = now; plot(); }
   }).observe(box);
-  slider.addEventListener("input", () => { chosen = Number(slider.value); show(); });
+  slider.addEventListener("input", () => { chosen = points[Number(slider.value)].depth; show(); });
   queueMicrotask(show); // after the result stands, so that the program shown is that of this depth
   return [
     el("div", { class: "options" }, el("div", { class: "option grow" }, el("label", { for: slider.id, "data-t": "depth.slider" }), slider, said)),
@@ -165,10 +166,10 @@ const spec = {
     return {
       python:
         `import time\n\n${opened(model.id)}texts = ${pyList(texts)}\nfull = albert.embed(texts)\n` +
-        `for depth in range(1, albert.depth + 1):\n    began = time.perf_counter()\n    vectors = albert.embed(texts, layer=depth)\n` +
+        `for depth in [${model.depths.join(", ")}]:\n    began = time.perf_counter()\n    vectors = albert.embed(texts, depth=depth)\n` +
         `    took = time.perf_counter() - began\n    print(depth, round(1000 * took, 1), "ms", round(float((vectors * full).sum(1).mean()), 3))`,
       curl: curl("explain", { text: texts[0] ?? "", model: model.id, vectors: true, k: 1 }),
-      cli: cli("embed", "-m", model.id, "--layer", chosen || 1, "--", ...texts),
+      cli: cli("embed", "-m", model.id, "--depth", model.depths.includes(chosen) ? chosen : model.depth, "--", ...texts),
     };
   },
 };

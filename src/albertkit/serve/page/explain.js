@@ -1,6 +1,6 @@
-// How a prediction forms: every depth of one text, where early exit would stop, and the attention of the heads.
+// How a prediction forms: every trained depth of one text, where early exit would stop, and the attention of the heads.
 
-import { Problem, ask, bytes } from "./api.js";
+import { Problem, ask, bytes, shownDepths } from "./api.js";
 import { attentionView } from "./attention.js";
 import { cli, curl, opened, py, sh } from "./code.js";
 import { el, fresh } from "./dom.js";
@@ -17,8 +17,9 @@ let view = { layer: 2, head: 1 };
 
 /** The confidence after each layer, in the numbers that early exit compares; null where it cannot exit. For masks, the
     probability of the best word (of the least confident mask). */
-function confidences({ early_exit: exit, depths, full_depth: full }) {
-  return depths.slice(0, full).map(({ depth, prediction }) => {
+function confidences(answer) {
+  const { early_exit: exit, full_depth: full } = answer;
+  return shownDepths(answer).map(({ depth, prediction }) => {
     if (!exit) return Math.min(...prediction.map((words) => words[0].score));
     const uncertainty = exit.uncertainty[depth === full ? exit.exit_depths.length : exit.exit_depths.indexOf(depth)];
     return uncertainty === null || uncertainty === undefined ? null : Math.max(0, 1 - uncertainty);
@@ -42,7 +43,8 @@ function summarize(kind, prediction) {
 }
 
 function layersTable({ answer }) {
-  const { depths, kind, early_exit: exit, full_depth: full } = answer;
+  const { kind, early_exit: exit, full_depth: full } = answer;
+  const depths = shownDepths(answer);
   const confidence = confidences(answer);
   const digits = exit?.kind === "cosine" ? 3 : 2;
   const gauge = (value, more) => el(
@@ -50,7 +52,7 @@ function layersTable({ answer }) {
     value === null ? null : el("span", { class: "bar", vars: { "--share": Math.max(0, value) } }),
     el("span", { class: "value", text: value === null ? "–" : number(value, digits) }),
   );
-  const rows = depths.slice(0, full).map((one, at) => el(
+  const rows = depths.map((one, at) => el(
     "tr", {},
     el("th", { scope: "row", text: String(one.depth) }),
     kind ? el("td", { class: "says" }, summarize(kind, one.prediction).map(([words, share], i) => el(
@@ -73,13 +75,14 @@ function layersTable({ answer }) {
   function stop() {
     threshold = Number(slider.value);
     said.textContent = number(threshold, 2);
-    const at = confidence.findIndex((value, i) => i < full - 1 && value !== null && value >= threshold);
+    const at = confidence.findIndex((value, i) => i < rows.length - 1 && value !== null && value >= threshold);
     rows.forEach((row, i) => {
       row.classList.toggle("exit", i === at);
       row.classList.toggle("skipped", at >= 0 && i > at);
     });
-    const saved = number((100 * (full - at - 1)) / full);
-    const notes = [at < 0 ? t("explain.exit.never", { layers: full }) : t("explain.exit", { layer: at + 1, layers: full, saved })];
+    const layer = at < 0 ? full : depths[at].depth;
+    const saved = number((100 * (full - layer)) / full);
+    const notes = [at < 0 ? t("explain.exit.never", { layers: full }) : t("explain.exit", { layer, layers: full, saved })];
     if (at >= 0 && depths[at].matches_full_depth !== null) notes.push(t(depths[at].matches_full_depth ? "explain.exit.same" : "explain.exit.other"));
     if (exit?.exit_depth_99) notes.push(t("explain.calibrated", { layer: exit.exit_depth_99 }));
     verdict.textContent = notes.join(" ");
@@ -119,10 +122,10 @@ function call(kind, v) {
 }
 
 function programs(v, { answer }) {
-  const { kind, early_exit: exit, full_depth: full } = answer;
+  const { kind, early_exit: exit } = answer;
   const { layer, head } = view;
   const value = rule(exit);
-  const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, layer=depth) @ albert.embed(text)";
+  const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, depth=depth) @ albert.embed(text)";
   const left = kind ? `${call(kind, v)}, early_exit=${py(value)})` : `albert.embed_early_exit([text], early_exit=${py(value)})[1]`;
   const early = value ? `print(${left})\n` : "";
   const command = [kind ?? "embed", "-m", v.model.id, ...(kind === "classify" && v.pair ? ["--pair", v.pair] : [])];
@@ -131,7 +134,7 @@ function programs(v, { answer }) {
   return {
     python:
       `${opened(v.model.id)}text = ${py(v.text)}\n` +
-      `for depth in range(1, ${full + 1}):\n    print(depth, ${each})\n${early}` +
+      `for depth in [${shownDepths(answer).map((one) => one.depth).join(", ")}]:\n    print(depth, ${each})\n${early}` +
       `explanation = albert.explain(text${v.pair ? `, pair=${py(v.pair)}` : ""}${v.question ? `, question=${py(v.question)}` : ""})\n` +
       `print(explanation.maps[0].attention[${layer}, ${head}].round(2))  # ${t("explain.head", { layer: layer + 1, head: head + 1 })}`,
     curl: curl("explain", body(v, "float")),
