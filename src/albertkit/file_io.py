@@ -18,9 +18,18 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
+from albertkit.folder_replace import recover_folder, replace_folder
 
 JSON_LIMIT = 16 * 2**20  # bytes
 MODEL_FILES = ("albertkit.json", "modules.json")  # a folder with one of them may be replaced
+TENSOR_TYPES = {
+    name: np.dtype(dtype)
+    for name, dtype in {
+        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    }.items()
+}  # fmt: skip
+CHECKSUM = "checksum"  # key of the SHA-256 of the other content of a JSON file
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -43,17 +52,39 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def add_checksum(data: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with the SHA-256 of its content, for `take_checksum`."""
+    return {**data, CHECKSUM: _content_hash(json.loads(json.dumps(data)))}
+
+
+def take_checksum(path: Path | str, data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a JSON file without its checksum. Raises if the content has changed since it was written."""
+    content = {key: value for key, value in data.items() if key != CHECKSUM}
+    if data.get(CHECKSUM) != _content_hash(content):
+        raise AlbertkitError(f"{path} has changed since it was written (its checksum differs). Copy the folder again.")
+    return content
+
+
+def _content_hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """All tensors of a safetensors file; float16 and bfloat16 become float32."""
-    import ml_dtypes  # noqa: F401  registers the numpy type 'bfloat16', which the reader needs
-    from safetensors import SafetensorError, safe_open
+    import ml_dtypes
+    from safetensors import SafetensorError, deserialize
 
+    dtypes = {**TENSOR_TYPES, "BF16": np.dtype(ml_dtypes.bfloat16)}
     try:
-        with safe_open(str(path), framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+        data = path.read_bytes()  # not mapped into memory: another program may overwrite the file
+        entries = deserialize(data)
+        tensors = {
+            name: np.frombuffer(entry["data"], dtypes[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in entries
+        }
     except FileNotFoundError:
         raise AlbertkitError(f"{path} does not exist; a model folder contains model.safetensors") from None
-    except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, MemoryError) as error:
         raise AlbertkitError(f"{path} is not a complete safetensors file: {str(error)[:200]}") from None
     small = ("float16", "bfloat16")
     return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
@@ -92,6 +123,7 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder that is renamed to `target` when the block succeeds, and deleted when it fails."""
     from safetensors import SafetensorError
 
+    recover_folder(target)
     check_new_folder(target, overwrite)
     target = Path(os.path.abspath(target))  # noqa: PTH100  keeps a symlinked parent as the user wrote it
     try:
@@ -105,20 +137,9 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
             path.chmod(0o755 if path.is_dir() else 0o644)
             flush(path)
         flush(scratch)
-        old = None
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-            target.rename(old / target.name)
         scratch.chmod(0o755)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if old is not None:
-                (old / target.name).rename(target)
-            raise
+        replace_folder(scratch, target)
         flush(target.parent)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error)[:120]
         raise AlbertkitError(f"writing {target} failed: {why}. No file was changed.") from None
@@ -165,5 +186,10 @@ def flush(path: Path) -> None:
 
 
 def write_json(path: Path, data: object) -> None:
+    """Write readable JSON."""
+    path.write_bytes(json_bytes(data))
+
+
+def json_bytes(data: object) -> bytes:
     """Readable JSON with a newline at its end."""
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()

@@ -18,9 +18,12 @@ import pytest
 import safetensors.numpy
 import torch
 
+from albertkit import folder_replace
 from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import add_checksum, take_checksum
+from albertkit.folder_replace import lock_folder
 from albertkit.train import checkpoint, loop, pretrain
 from albertkit.train.checkpoint import TrainLog
 from albertkit.train.distributed import ProcessGroup
@@ -232,18 +235,45 @@ def test_another_shape_cannot_resume(bench, tmp_path):
         Bench(bench.shards, tiny(hidden_size=64)).train(tmp_path, resume=True, steps=4)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_works(bench, tmp_path):
-    bench.train(tmp_path, steps=6, save_steps=3, evaluations=0)
-    file = tmp_path / "checkpoints" / "step-00000006" / "training.safetensors"
+def flip(file):
     data = bytearray(file.read_bytes())
-    data[-3] ^= 1
+    data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(AlbertkitError, match="step-00000006 to resume from the previous checkpoint"):
-        bench.train(tmp_path, resume=True, steps=9)
-    for path in sorted(file.parent.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    file.parent.rmdir()
-    assert bench.train(tmp_path, resume=True, steps=9).state.step == 9
+
+
+@pytest.mark.parametrize("name", ["training.safetensors", "training.json", "model/model.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(bench, tmp_path, name):
+    straight = bench.train(tmp_path / "straight", steps=9, save_steps=3, evaluations=0)
+    bench.train(tmp_path / "m", steps=9, save_steps=3, evaluations=0)
+    newest, lines = tmp_path / "m" / "checkpoints" / "step-00000009", []
+    flip(newest / name)
+    done = bench.train(tmp_path / "m", resume=True, steps=9, save_steps=3, evaluations=0, log=lines.append)
+    assert "step-00000009 is damaged" in lines[0] and "Trying the one before" in lines[0]
+    assert any("resuming from step 6 " in line for line in lines)
+    assert (done.model / "model.safetensors").read_bytes() == (straight.model / "model.safetensors").read_bytes()
+    checkpoint.load(newest)  # written again
+
+
+def test_without_a_whole_checkpoint_the_error_names_the_remedy(bench, tmp_path):
+    bench.train(tmp_path, steps=2)
+    for file in tmp_path.glob("checkpoints/*/training.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(AlbertkitError, match="No earlier one exists. Start again in another folder"):
+        bench.train(tmp_path, resume=True, steps=4)
+
+
+def test_at_least_two_checkpoints_are_kept(bench, tmp_path):
+    bench.train(tmp_path, steps=6, save_steps=1, evaluations=0, keep_checkpoints=1)
+    assert checkpoint.saved_steps(tmp_path) == [5, 6]
+
+
+def test_a_second_run_in_the_same_folder_is_an_error_that_names_the_first(bench, tmp_path):
+    with lock_folder(tmp_path), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_replace, "_locks", set())  # as another process sees it
+        with pytest.raises(AlbertkitError, match=rf"in use: process {os.getpid()} on "):
+            bench.train(tmp_path, steps=2)
+    assert checkpoint.saved_steps(tmp_path) == []
+    assert bench.train(tmp_path, steps=2).state.step == 2
 
 
 def test_what_a_kill_left_half_written_is_swept_away(bench, tmp_path):
@@ -340,7 +370,8 @@ def test_minutes_go_on_counting_after_a_resume(bench, tmp_path, clock):
     """A checkpoint that says 100 seconds were spent: half a second of 100.5 is left."""
     bench.train(tmp_path, steps=4)
     file = checkpoint.checkpoint_folder(tmp_path, 4) / "training.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "seconds": 100.0}))
+    content = take_checksum(file, json.loads(file.read_text()))
+    file.write_text(json.dumps(add_checksum({**content, "seconds": 100.0})))
     outcome = bench.train(tmp_path, resume=True, minutes=100.5 / 60)
     assert 100.5 <= outcome.state.seconds < 100.6
 

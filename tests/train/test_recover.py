@@ -18,6 +18,7 @@ from albertkit.cli.entry_point import app
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
+from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune as tune
 from albertkit.train import loop, recover
@@ -197,9 +198,9 @@ def test_paths_are_checked_before_training(whole, tmp_path, monkeypatch):
     check_new_folder(whole, True)
     monkeypatch.chdir(tmp_path / "mine")
     assert run_folder(Path()) == tmp_path / "mine.run"
-    (tmp_path / "table.tsv").write_text("text\tlabel\n" * 20)
-    with pytest.raises(AlbertkitError, match="is a table"):
-        read_plain_texts(tmp_path / "table.tsv", None, print)
+    (tmp_path / "table.tsv").write_text("sentence\tlabel\n" * 20)
+    with pytest.raises(AlbertkitError, match="has no column 'text'"):
+        read_plain_texts(tmp_path / "table.tsv", None, ReadOptions(), print)
     for verb in (["quantize"], ["prune", "--ffn", "8"]):
         done = CliRunner().invoke(app, [verb[0], str(tmp_path / "no"), str(tmp_path / "mine"), *verb[1:]])
         assert "exists and is not empty" in str(done.exception)  # before the model is looked for
@@ -256,10 +257,11 @@ def test_texts_are_read_from_files(tmp_path):
     from albertkit.train.distill_data import read_plain_texts
 
     (tmp_path / "lines.txt").write_text("\n".join(f"text {i}" for i in range(40)))
-    train, dev = read_plain_texts(tmp_path / "lines.txt", None, print)
-    assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
-    with pytest.raises(AlbertkitError, match="is a folder, but a file with one text per line is required"):
-        read_plain_texts(tmp_path, None, print)
+    (tmp_path / "table.csv").write_text("label,sentence\n" + "".join(f"1,text {i}\n" for i in range(40)))
+    for name, column in (("lines.txt", None), ("lines.txt", "sentence"), ("table.csv", "sentence")):
+        train, dev = read_plain_texts(tmp_path / name, None, ReadOptions(text_column=column), print)
+        assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
+        assert dev[0] == "text 0"
 
 
 def test_recovery_improves_a_tagger(start, tmp_path):

@@ -7,12 +7,13 @@
     run/metrics.jsonl        one object per line: step, kind, tokens, seconds, then the numbers
     run/tensorboard/         the same for TensorBoard
 
-Checkpoints are written atomically, so the one with the highest step is always complete. `stop_on_signals` lets
-`loop.py` save a checkpoint before the process ends.
+Checkpoints are written atomically, so the one with the highest step is complete. If its files are damaged later, the
+run resumes from the one before. `stop_on_signals` lets `loop.py` save a checkpoint before the process ends.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,15 +27,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import digest, new_folder, read_json, write_json
+from albertkit.file_io import add_checksum, digest, new_folder, read_json, take_checksum, write_json
 from albertkit.train.train_settings import TrainSettings
 
+MIN_KEPT = 2  # checkpoints; if the newest is damaged, the run resumes from the one before
 FOLDER_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -79,6 +82,10 @@ def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, 
         ) from None
 
 
+class DamagedCheckpoint(AlbertkitError):
+    """A checkpoint that differs from what was written."""
+
+
 def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: TrainState) -> Path:
     """Write a checkpoint atomically."""
     target = checkpoint_folder(run, state.step)
@@ -88,26 +95,23 @@ def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: Train
         write_artifact(artifact, scratch / "model")
         save_file(tensors, str(scratch / "training.safetensors"))
         content = {**asdict(state), "sha256": digest(scratch / "training.safetensors")}
-        write_json(scratch / "training.json", content)
+        write_json(scratch / "training.json", add_checksum(content))
     return target
 
 
 def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], TrainState]:
     """Read a checkpoint and verify its hashes."""
-    content = read_json(folder / "training.json")
     file = folder / "training.safetensors"
     try:
-        if digest(file) != content.pop("sha256", None):
-            raise AlbertkitError(
-                f"{file} has changed since it was written. Delete {folder} to resume from the previous checkpoint."
-            )
-        tensors = load_file(str(file))
-        state = TrainState(**content)
-    except (OSError, SafetensorError, TypeError) as error:
-        raise AlbertkitError(
-            f"{folder} is damaged ({error}). Delete it to resume from the previous checkpoint."
-        ) from None
-    return read_artifact(folder / "model"), tensors, state
+        content = take_checksum(folder / "training.json", read_json(folder / "training.json"))
+        if not file.is_file():
+            raise AlbertkitError(f"{file} is missing")
+        data = file.read_bytes()  # not mapped into memory: another program may overwrite the file
+        if hashlib.sha256(data).hexdigest() != content.pop("sha256", None):
+            raise AlbertkitError(f"{file.name} has changed since it was written")
+        return read_artifact(folder / "model"), load_tensors(data), TrainState(**content)
+    except (AlbertkitError, OSError, SafetensorError, TypeError) as error:
+        raise DamagedCheckpoint(f"{folder} is damaged ({str(error).rstrip('.')}).") from None
 
 
 def saved_steps(run: Path) -> list[int]:
@@ -124,7 +128,7 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 
 def delete_old(run: Path, keep: int, best: int | None) -> None:
     """Delete all but the last `keep` checkpoints and the best one, and incomplete folders."""
-    for step in saved_steps(run)[:-keep]:
+    for step in saved_steps(run)[: -max(keep, MIN_KEPT)]:
         if step != best:
             _delete(run, step)
     delete_incomplete(run)

@@ -35,6 +35,7 @@ from albertkit.train.distill_vectors import TARGETS, VectorDistillTask, check_wi
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import TrainResult, train
 from albertkit.train.pretrain import fit
+from albertkit.train.run_lock import lock_run
 from albertkit.train.teachers import (
     TeacherMixture,
     is_albert,
@@ -96,11 +97,13 @@ def distill(
             f"{len(job.teachers.folders)} teachers were passed, but only vectors can be distilled from several. Pass "
             "one for logits and hidden."
         )
+    with lock_run(output):
+        vectors = teacher_vectors(job, output) if settings.vectors else None
     states = open_state_teacher(teacher, job.tokenizer, job.data.texts()) if settings.hidden else None
     outputs = TeacherOutputs(
         states=states,
         logits=partial(teacher_scores, job) if settings.logits else None,
-        vectors=teacher_vectors(job, output) if settings.vectors else None,
+        vectors=vectors,
         pooling=open_stored(teacher).metadata.pooling if is_albert(teacher) else None,
         identity=(*map(teacher_identity, job.teachers.folders), repr(job.teachers.weights)),
     )
@@ -129,11 +132,12 @@ class CorpusDistillation:
         """Train the student, with the teachers' vectors computed once."""
         check_widths(self.goals, student.config.hidden_size)
         texts = output / "texts"
-        self.check_targets(texts)
-        if not (texts / TARGETS).is_file():
-            self.prepare_targets(student, texts)
-        task = VectorDistillTask(student, texts, self.settings, self.goals)
-        return train(task, self.settings, output, resume=resume, log=log, progress_bar=True)
+        with lock_run(output):
+            self.check_targets(texts)
+            if not (texts / TARGETS).is_file():
+                self.prepare_targets(student, texts)
+            task = VectorDistillTask(student, texts, self.settings, self.goals)
+            return train(task, self.settings, output, resume=resume, log=log, progress_bar=True)
 
     def prepare_targets(self, student: Artifact, texts: Path) -> None:
         """Draw passages from the corpus and store them with the teachers' vectors."""

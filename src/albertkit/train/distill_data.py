@@ -21,7 +21,7 @@ from albertkit.tasks.dataset import check_known_labels, read_parts, split_exampl
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
-from albertkit.text_reader import read_texts
+from albertkit.text_reader import content_suffix, read_texts
 from albertkit.train.train_settings import check_numbers, parse_integers
 
 Log = Callable[[str], None]
@@ -29,7 +29,6 @@ TEACHER_OUTPUTS = ("vectors", "logits", "hidden")
 MAX_TEXTS = 500_000  # most texts used from one file
 MIN_TEXTS = 10
 MAX_DEV_TEXTS = 1000
-TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
 # Settings --------------------------------------------------------------------------------------------------------
@@ -169,7 +168,7 @@ def read_training_data(
     """Examples of the model's task; for a model without one, the lines of a file."""
     if artifact.metadata.task in TASKS:
         return data_for_model(artifact, *read_labelled(artifact.metadata, train, dev, options, log))
-    return data_for_model(artifact, *read_plain_texts(train, dev, log))
+    return data_for_model(artifact, *read_plain_texts(train, dev, options, log))
 
 
 def read_labelled(
@@ -187,8 +186,7 @@ def read_labelled(
 def read_check_examples(metadata: ArtifactMetadata, path: Path, options: ReadOptions, log: Log) -> list[Any]:
     """The data for `quantize --check`: labelled examples for a fine-tuned model, texts for any other."""
     if metadata.task not in TASKS:
-        refuse_table(path)
-        return list(read_texts(path))
+        return _texts(path, options)
     examples = read_parts(metadata.task, {"test": path}, options, log)["test"]
     consequence = "counted as missed before and after, so the measured loss is too small"
     log_unknown_labels(metadata, examples, consequence, log)
@@ -202,14 +200,14 @@ def read_teacher_data(
     """Training data for a teacher's outputs; texts without labels set the weight of labels to 0."""
     data, dev = paths
     if not settings.logits:
-        return settings, DistillData(None, *read_plain_texts(data, dev, log))
+        return settings, DistillData(None, *read_plain_texts(data, dev, options, log))
     if metadata.task not in TASKS:
         raise AlbertkitError(
             f"{teacher} was made for {metadata.task!r} and has no task logits. "
             "Pass a fine-tuned model, or distil vectors or hidden."
         )
     task: Any = load_task(metadata)
-    if data.suffix != ".txt" or metadata.task != "classify":
+    if content_suffix(data.name) != ".txt" or metadata.task != "classify":
         return settings, DistillData(task, *read_labelled(metadata, data, dev, options, log))
     if metadata.details.get("pairs"):
         raise AlbertkitError(
@@ -234,10 +232,14 @@ def is_corpus(path: Path) -> bool:
     return (path / "manifest.json").is_file()
 
 
-def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[str], list[str]]:
+def _texts(path: Path, options: ReadOptions) -> list[str]:
+    column = options.text_column
+    return list(read_texts(path, None if column is None else str(column)))
+
+
+def read_plain_texts(train: Path, dev: Path | None, options: ReadOptions, log: Log) -> tuple[list[str], list[str]]:
     """Training and held-out texts; without a held-out file, one in ten is held out."""
-    refuse_table(train)
-    texts = list(read_texts(train))
+    texts = _texts(train, options)
     if len(texts) > MAX_TEXTS:
         step = -(-len(texts) // MAX_TEXTS)
         log(f"note: {train} contains {len(texts):,} texts; every {step}th is used")
@@ -245,16 +247,6 @@ def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[str]
     if len(texts) < MIN_TEXTS:
         raise AlbertkitError(f"{train} contains {len(texts)} texts. Pass at least {MIN_TEXTS}, better many thousands.")
     if dev is not None:
-        refuse_table(dev)
-        return texts, list(read_texts(dev))
+        return texts, _texts(dev, options)
     held_out = texts[::10][:MAX_DEV_TEXTS]
     return [text for i, text in enumerate(texts) if i % 10 or i >= 10 * len(held_out)], held_out
-
-
-def refuse_table(file: Path) -> None:
-    """Raise for a table where plain lines are expected: labels and commas would become training text."""
-    if file.is_dir() or file.suffix.lower() in TABLES:
-        kind = "folder" if file.is_dir() else "table"
-        raise AlbertkitError(
-            f"{file} is a {kind}, but a file with one text per line is required. Write its texts to a .txt file."
-        )

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.interop.convert import open_model
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.runtime.batching import group_by_length
@@ -167,6 +167,7 @@ class ElasticTask(FinetuneTask):
             for depth, output in self.objective.outputs(batch, depths)[0].items():
                 for i, row in zip(numbers, split_scores(output, self.objective.heads), strict=True):
                     scores[depth][i] = row
+        check_finite("scores", (row for rows in scores.values() for row in rows))
         return scores
 
     def evaluate(self) -> dict[str, float]:

@@ -40,6 +40,7 @@ from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task, lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
+from albertkit.train.run_lock import lock_run
 from albertkit.train.train_settings import (
     ElasticSettings,
     FinetuneSettings,
@@ -92,7 +93,8 @@ def finetune(
     is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.freeze
     if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
         log(f"{len(parts['train'])} examples are few for training the whole model; --freeze may give better results")
-    return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, **task_options)
+    with lock_run(Path(output)):
+        return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, **task_options)
 
 
 def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
@@ -283,7 +285,6 @@ def loop_settings(
         device=settings.device,
         compile="no",
         tensorboard=False,
-        keep_checkpoints=1,
     )
 
 

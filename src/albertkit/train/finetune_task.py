@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_finite, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import Head, to_tensors
 from albertkit.runtime.batching import group_by_length
@@ -45,7 +45,8 @@ EVAL_TOKENS = 4096  # tokens per forward pass of an evaluation
 FIRST_TOKEN_HEADS = {"classify", "choose"}  # heads that read the first token only
 FIELDS_WITHOUT_LOSS = {
     *("labels", "kind", "stride", "overlap", "target_length", "mean", "std", "known_labels"),  # targets depend on these
-    *("temperature", "threshold", "min_probability", "max_answer", "n_best", "target_words"),  # used after training
+    *("temperature", "threshold", "min_probability", "score_scale"),  # used after training
+    *("max_answer", "n_best", "target_words"),
 }
 """Fields of a task that do not change the loss, given the targets."""
 
@@ -99,6 +100,8 @@ class FinetuneTask:
     ) -> None:
         if model.tokenizer is None:
             raise AlbertkitError("the initial model has no tokenizer. Pass a folder that contains one.")
+        if isinstance(task, ClassifyTask) and task.kind != "regression":
+            task = dataclasses.replace(task, score_scale=1.0)  # scores are now those of this training
         self.task, self.initial_model, self.settings = task, model, settings
         self.tokenizer: Tokenizer = model.tokenizer
         self.max_length = min(max_length, model.config.max_position_embeddings)
@@ -300,6 +303,7 @@ def compute_scores(
         rows = split_token_scores(out, targets) if is_generation else split_scores(out, objective.heads)
         for i, row in zip(numbers, rows, strict=True):
             scores[i] = row
+    check_finite("scores", scores)
     return scores
 
 

@@ -20,7 +20,7 @@ from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.shards import write_json
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, check_finite, need
 from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.embed import unit_length, window_vectors
@@ -95,6 +95,7 @@ def encode_texts(albert: Albert, examples: Sequence[TextExample], length: int) -
     """Unit vectors (texts, dim) of texts that are truncated to `length` tokens."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
     vectors = unit_length(window_vectors(albert, ids, albert.depth, albert.metadata.pooling))
+    check_finite("vectors", vectors)
     return np.asarray(vectors, np.float32).reshape(len(ids), albert.dim)
 
 

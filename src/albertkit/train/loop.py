@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.masking import mix_seed
 from albertkit.data.shards import write_json
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, NonFiniteError
 from albertkit.file_io import read_json
 from albertkit.tasks.task import lower_is_better
 from albertkit.train import checkpoint, distributed
 from albertkit.train.checkpoint import StopRequest, TrainLog, TrainState, stop_on_signals
 from albertkit.train.distributed import ProcessGroup, process_group
 from albertkit.train.optim import build_optimizers
+from albertkit.train.run_lock import lock_run
 from albertkit.train.train_settings import TrainSettings
 
 MAX_REWINDS = 3
@@ -107,7 +108,7 @@ def train(
 ) -> TrainResult:
     """Train until the budget is spent, in the folder `output`."""
     output = Path(output)
-    with process_group(settings.device) as processes, stop_on_signals() as stop:
+    with process_group(settings.device) as processes, lock_run(output), stop_on_signals() as stop:
         run = TrainingRun(task, settings, output, processes, log if processes.is_main else lambda text: None)
         run.open(resume)
         run.train_log = TrainLog(output, settings, run.state.step, progress_bar) if processes.is_main else None
@@ -156,7 +157,7 @@ class TrainingRun:
                 f"{self.output} contains a run at step {saved[-1]}. Resume it with --resume, or choose another folder."
             )
         if saved:
-            self.restore(saved[-1])  # raises before anything is written
+            self.restore_newest(saved)  # raises before anything is written
         if self.processes.is_main:
             try:
                 self._write_settings(has_checkpoint=bool(saved))
@@ -175,6 +176,7 @@ class TrainingRun:
 
     def _write_settings(self, has_checkpoint: bool) -> None:
         self.output.mkdir(parents=True, exist_ok=True)
+        checkpoint.delete_after(self.output, self.state.step)  # damaged ones, if there are any
         checkpoint.delete_incomplete(self.output)
         file, settings = self.output / "settings.json", asdict(self.settings)
         if has_checkpoint and file.is_file():
@@ -183,6 +185,17 @@ class TrainingRun:
             if changed:
                 self.log(f"settings changed since the last start: {', '.join(changed)}")
         write_json(file, settings)
+
+    def restore_newest(self, steps: list[int]) -> None:
+        """Load the last of some checkpoints that is not damaged."""
+        for step in reversed(steps):
+            try:
+                self.restore(step)
+                return
+            except checkpoint.DamagedCheckpoint as error:
+                if step == steps[0]:
+                    raise AlbertkitError(f"{error} No earlier one exists. Start again in another folder.") from None
+                self.log(f"{error} Trying the one before.")
 
     def restore(self, step: int) -> None:
         """Load a checkpoint."""
@@ -325,7 +338,8 @@ class TrainingRun:
         failed, seconds = self.state.step, self.state.seconds
         last = checkpoint.saved_steps(self.output)[-1]
         target = last if self.rewinds == 1 else self.state.best.get("step", last)
-        self.restore(int(self.processes.broadcast(float(target))))
+        target = int(self.processes.broadcast(float(target)))
+        self.restore_newest([step for step in checkpoint.saved_steps(self.output) if step <= target])
         if self.processes.is_main:
             checkpoint.delete_after(self.output, self.state.step)
         self.processes.barrier()
@@ -341,7 +355,11 @@ class TrainingRun:
         """Compute metrics on held-out data, and record the best checkpoint."""
         if self.processes.is_main:
             self.task.objective.eval()
-            self.metrics = self.task.evaluate()
+            try:
+                self.metrics = self.task.evaluate()
+            except NonFiniteError as error:  # the next line of metrics triggers a rewind
+                self.metrics = {}
+                self.log(f"step {self.state.step:,}: {error}")
             self._remember_best()
             if self.train_log and self.metrics:
                 self.train_log.write(self.state.step, "eval", {"tokens": self.state.tokens, **self.metrics})
@@ -370,7 +388,7 @@ class TrainingRun:
             best = self.state.best.get("step", self.state.step)
             if self.settings.load_best and (best != self.state.step or not self.metrics):
                 metrics, last = self.metrics, self.state
-                self.restore(best)
+                self.restore_newest([self.state.step, best])
                 self.metrics = self.task.evaluate() or metrics
                 if best == 0 < last.step:
                     self.log("every evaluation was worse than the initial model; the result is the initial model")

@@ -86,7 +86,6 @@ class RecoveryJob:
             device=settings.device,
             compile="no",
             tensorboard=False,
-            keep_checkpoints=1,
         )
 
     def teacher_scores(self, features: Sequence[Feature]) -> list[Any]:

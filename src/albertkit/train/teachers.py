@@ -96,9 +96,7 @@ def teacher_identity(folder: Path) -> str:
     """A hash of everything that determines a teacher's vectors: weights, tokenization and pooling."""
     parts: tuple[object, ...]
     if is_albert(folder):
-        stored = open_stored(folder)
-        meta = stored.metadata
-        parts = (stored.identity, stored.config, meta.pooling, meta.normalize, meta.depth, meta.prompts)
+        parts = (open_stored(folder).identity,)
     else:
         encoder = read_encoder_folder(model_folder(folder))
         files = [encoder.path / name for name in ("config.json", "model.safetensors", "tokenizer.json")]

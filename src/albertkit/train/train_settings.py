@@ -54,7 +54,7 @@ class TrainSettings:
     evaluations: int = setting(10, "Evaluations over the whole budget; the best checkpoint is kept.")
     save_minutes: float = setting(5.0, "Minutes between two checkpoints.")
     save_steps: int | None = setting(None, "Training steps between two checkpoints, in addition.")
-    keep_checkpoints: int = setting(2, "Checkpoints to keep, besides the best.")
+    keep_checkpoints: int = setting(2, "Checkpoints to keep, at least 2, besides the best.")
     patience: int = setting(0, "Stop after this many evaluations without improvement; 0 never stops early.")
     load_best: bool = setting(False, "The finished model is the best checkpoint instead of the last.")
     tensorboard: bool = setting(True, "Write metrics for TensorBoard, if tensorboardX is installed.")
