@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from albertkit.config import AlbertConfig
+from albertkit.file_io import add_checksum
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 settings.register_profile("patient", deadline=None)  # an example may take any time on a busy machine
@@ -64,6 +66,13 @@ def program(path: str) -> Any:
         del sys.modules[spec.name]
         raise
     return module
+
+
+def change_metadata(folder: Path, **changes: Any) -> None:
+    """Change keys of a folder's albertkit.json, with a checksum that fits."""
+    data = json.loads((folder / "albertkit.json").read_text())
+    data.pop("checksum", None)
+    (folder / "albertkit.json").write_text(json.dumps(add_checksum({**data, **changes})))
 
 
 def tiny(**changes) -> AlbertConfig:

@@ -109,7 +109,7 @@ def test_layers_tokens_and_masks_equal_torch(albert, folder):
     masks = "a [MASK] test with [MASK] words"
     for a, b in zip(albert.fill_mask(masks, k=9), other.fill_mask(masks, k=9), strict=True):
         assert [g.word for g in a] == [g.word for g in b] and abs(a[0].score - b[0].score) < 1e-4
-        assert all(g.word in g.text and "[MASK]" in g.text for g in a)
+        assert all(g.word and 0 < g.score < 1 for g in a)
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])

@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+from itertools import product
 
 import hypothesis.strategies as st
 import numpy as np
@@ -27,7 +28,7 @@ from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import HEADS
-from tests.conftest import SPIECE, tiny
+from tests.conftest import SPIECE, change_metadata, tiny
 
 PIECES = [
     "[PAD]",
@@ -73,21 +74,22 @@ def refused(path, *words, reader=open_model):
 
 
 def test_round_trip_of_everything(tmp_path):
-    for options in (Options(), Options(brightmart_layout=True)):
+    for options, depth in product((Options(), Options(brightmart_layout=True)), (None, 2)):
         config = tiny(options=options, num_hidden_groups=2, inner_group_num=2)
         model = AlbertModel(config, {name: build_head(name, config, labels=3) for name in HEADS})
         meta = ArtifactMetadata(
-            task="tag", labels=("x", "y", "中"), depth=2, metrics={"dev": {"f1": 0.5}}, history=({"step": "t"},)
+            task="tag", labels=("x", "y", "中"), depth=depth, metrics={"dev": {"f1": 0.5}}, history=({"step": "t"},)
         )
-        target = model.save(tmp_path / str(options.brightmart_layout), small_tokenizer(tmp_path), meta)
+        target = model.save(tmp_path / f"{options.brightmart_layout}{depth}", small_tokenizer(tmp_path), meta)
         back = read_artifact(target)
         assert back.config == config and back.metadata == meta and back.heads == list(HEADS)
         assert back.tokenizer.encode("abc").ids == small_tokenizer(tmp_path).encode("abc").ids
         weights = model.weights()
         assert set(weights) == set(back.weights)
         assert all((weights[name] == array).all() for name, array in back.weights.items())
+        is_public = not options.active() and depth is None
         assert json.loads((target / "config.json").read_text())["model_type"] == (
-            "albertkit" if options.active() else "albert"
+            "albert" if is_public else "albertkit"
         )
         assert (
             "Labels" not in (target / "README.md").read_text()
@@ -256,9 +258,7 @@ def test_a_pickle_with_code_runs_nothing(folder, tmp_path, make):
 
 def test_the_list_of_files_cannot_leave_its_folder(folder, tmp_path):
     path = copy(folder, tmp_path)
-    data = json.loads((path / "albertkit.json").read_text())
-    data["files"]["../../etc/passwd"] = "0" * 64
-    (path / "albertkit.json").write_text(json.dumps(data))
+    change_metadata(path, files={"../../etc/passwd": "0" * 64})
     refused(path, "only plain names")
 
 
@@ -311,7 +311,7 @@ def test_the_wrong_vocabulary(folder, tmp_path):
 
 def test_meta_is_checked(folder, tmp_path):
     path = copy(folder, tmp_path)
-    good = json.loads((path / "albertkit.json").read_text())
+    good = (path / "albertkit.json").read_bytes()
     for change, word in (
         ({"format": 9}, "format 9"),
         ({"taskk": "x"}, "did you mean 'task'"),
@@ -320,7 +320,8 @@ def test_meta_is_checked(folder, tmp_path):
         ({"labels": "ab"}, "must be a list"),
         ({"files": 3}, "must map"),
     ):
-        (path / "albertkit.json").write_text(json.dumps({**good, **change}))
+        (path / "albertkit.json").write_bytes(good)
+        change_metadata(path, **change)
         refused(path, word)
 
 

@@ -22,7 +22,7 @@ from albertkit.interop.sentence_transformers import write_folder
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.vector_writer import open_vector_writer
-from tests.conftest import tiny
+from tests.conftest import change_metadata, tiny
 from tests.test_albert import TEXTS, make
 
 
@@ -176,11 +176,12 @@ def test_values_of_the_wrong_kind(folder, tmp_path, file, change):
     import shutil
 
     shutil.copytree(folder, tmp_path / "m")
-    data = json.loads((tmp_path / "m" / file).read_text())
-    about = json.loads((tmp_path / "m" / "albertkit.json").read_text())
-    (tmp_path / "m" / file).write_text(json.dumps({**data, **change}))
     if file == "config.json":
-        (tmp_path / "m" / "albertkit.json").write_text(json.dumps({**about, "files": {}}))
+        data = json.loads((tmp_path / "m" / file).read_text())
+        (tmp_path / "m" / file).write_text(json.dumps({**data, **change}))
+        change_metadata(tmp_path / "m", files={})
+    else:
+        change_metadata(tmp_path / "m", **change)
     try:
         open_model(tmp_path / "m")
     except AlbertkitError as error:

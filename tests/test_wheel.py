@@ -94,7 +94,7 @@ def test_the_sdist_builds_tests_and_explains_itself(built):
     with tarfile.open(built[1]) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     for wanted in ("pyproject.toml", "PKG-INFO", "README.md", "README.zh-CN.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "NOTICE",
-                   "Makefile", "constraints.txt", "docs/build_site.py", "tests/conftest.py", "tests/docs/doc_commands.py", "docs/generate.py",
+                   "Makefile", "constraints.txt", "requirements/serve.txt", "docs/build_site.py", "tests/conftest.py", "tests/docs/doc_commands.py", "docs/generate.py",
                    "bench/inference.py", "examples/notes.txt", "deploy/kubernetes.yaml", "src/albertkit/py.typed"):  # fmt: skip
         assert wanted in names, wanted
     stray = [

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from albertkit.builtin import BUILTINS, DEFAULT, MODELS, describe, fingerprint
+from albertkit.file_io import CHECKSUM, add_checksum, json_bytes
 from tables import FOLDERS, ROOT, megabytes, percent, read, table, times
 
 CHINESE = "small-zh"
@@ -137,7 +138,8 @@ def meta_text(name: str) -> str:
             first = next(iter(next(iter(rows.values()))))
             label = "Spearman" if first.isdigit() else first
             data["metrics"][f"{task}, {label}"] = {depth: round(scores[first], 4) for depth, scores in rows.items()}
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    del data[CHECKSUM]
+    return json_bytes(add_checksum(data)).decode()
 
 
 def card(name: str) -> str:

@@ -19,6 +19,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,37 @@ import numpy as np
 from albertkit import __version__, builtin
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest
-from albertkit.file_io import digest, new_folder, read_json, read_tensors, write_json, write_tensors
+from albertkit.file_io import (
+    add_checksum,
+    digest,
+    json_bytes,
+    new_folder,
+    read_json,
+    read_tensors,
+    take_checksum,
+    write_file,
+    write_json,
+    write_tensors,
+)
+from albertkit.folder_replace import recover_folder
 from albertkit.quantized import QuantizedMatrix, pack_kept, quantize_weights, unpack_weights
 from albertkit.tokenizer import Tokenizer
+from albertkit.transformers_folder import (
+    ARCHITECTURES,
+    describe_transformers,
+    max_tokens,
+    public_config,
+    public_tensors,
+)
 from albertkit.weights import CLASSIFIERS, HEADS, expected_shapes, heads_in, size, tensor_names
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS_FILE = "model.safetensors"
 QUANTIZED_FILE = "quantized.safetensors"
 METADATA_FILE = "albertkit.json"
+MAX_WEIGHT = 1e15  # squares of larger numbers overflow in LayerNorm, which then returns zeros
 QUANTIZATIONS = {"int8": 8, "int4": 4}
 TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "match", "dialogue", "generate", "embed")
-# Head → the class of transformers that reads the folder.
-ARCHITECTURES = {
-    "classify": "AlbertForSequenceClassification",
-    "tag": "AlbertForTokenClassification",
-    "choose": "AlbertForMultipleChoice",
-    "answer": "AlbertForQuestionAnswering",
-    "sop": "AlbertForPreTraining",
-    "mlm": "AlbertForMaskedLM",
-}
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ class Artifact:
 
 
 def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | QuantizedMatrix]) -> None:
-    """Raise an error that names a tensor if it is missing, unknown, non-finite or has the wrong shape."""
+    """Raise an error that names a tensor if it is missing, unknown, non-finite, too large or of the wrong shape."""
     shapes = {name: w.values.shape if isinstance(w, QuantizedMatrix) else w.shape for name, w in weights.items()}
     expected = expected_shapes(config, shapes)
     for name, shape in expected.items():
@@ -147,26 +159,39 @@ def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | Quant
         is_custom_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
         if name not in expected and not is_custom_head:
             raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
-        numbers = weight.scale if isinstance(weight, QuantizedMatrix) else weight
-        if numbers.dtype.kind != "f":
-            raise AlbertkitError(f"tensor {name!r} has type {numbers.dtype}; weights must be floating point")
-        if not np.isfinite(numbers).all():
-            raise AlbertkitError(f"tensor {name!r} contains NaN or infinity; the file is damaged or training failed")
+        for numbers in weight.arrays()[1:] if isinstance(weight, QuantizedMatrix) else (weight,):
+            if numbers.dtype.kind != "f":
+                raise AlbertkitError(f"tensor {name!r} has type {numbers.dtype}; weights must be floating point")
+            largest = float(np.abs(numbers).max(initial=0))
+            if not largest <= MAX_WEIGHT:
+                found = f"the number {largest:g}" if np.isfinite(largest) else "NaN or infinity"
+                raise AlbertkitError(
+                    f"tensor {name!r} contains {found}; weights must be finite and at most {MAX_WEIGHT:g}. The file is "
+                    "damaged or training failed: use another copy of the model."
+                )
 
 
 def read_metadata(folder: Path) -> tuple[ArtifactMetadata, dict[str, str]]:
     """The metadata and the file hashes in `albertkit.json`."""
     data = read_json(folder / METADATA_FILE)
-    found = data.pop("format", None)
-    data.pop("albertkit", None)
-    files = data.pop("files", {})
-    if found != FORMAT:
+    found = data.get("format")
+    if found not in (1, FORMAT) or isinstance(found, bool | float):
         raise AlbertkitError(
-            f"{folder / METADATA_FILE} has format {found!r}; albertkit reads {FORMAT}. Update albertkit."
+            f"{folder / METADATA_FILE} has format {found!r}; albertkit reads up to {FORMAT}. Update albertkit."
         )
+    if found == FORMAT:  # format 1 had no checksum
+        data = take_checksum(folder / METADATA_FILE, data)
+    data = {key: value for key, value in data.items() if key not in ("format", "albertkit")}
+    files = data.pop("files", {})
     if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
         raise AlbertkitError(f"'files' in {folder / METADATA_FILE} must map file names to hashes")
     return ArtifactMetadata.from_dict(data), files
+
+
+def write_metadata(folder: Path, metadata: ArtifactMetadata, files: dict[str, str]) -> None:
+    """Write `albertkit.json` atomically; `files` are the hashes of the other files."""
+    about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(metadata), "files": files}
+    write_file(folder / METADATA_FILE, json_bytes(add_checksum(about)), overwrite=True)
 
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
@@ -189,22 +214,38 @@ class StoredModel:
     weights: dict[str, np.ndarray | QuantizedMatrix]
     tokenizer: Tokenizer | None
     metadata: ArtifactMetadata
-    identity: str
-    """A hash that identifies the model."""
+
+    @cached_property
+    def identity(self) -> str:
+        """See `model_identity`."""
+        return model_identity(self)
 
 
 def model_folder(folder: Path | str | None) -> Path:
     """The folder itself, the `model` folder inside a training folder, or a built-in model for a name or None."""
     folder = builtin.resolve(folder)
+    recover_folder(folder)
     inner = folder / "model"
     return inner if (inner / METADATA_FILE).is_file() and not (folder / METADATA_FILE).is_file() else folder
 
 
-def model_identity(artifact: Artifact) -> str:
-    """A hash of a model's shape and weights."""
-    total = hashlib.sha256(json.dumps(artifact.config.to_dict(), sort_keys=True).encode())
-    for name in sorted(artifact.weights):
-        total.update(name.encode() + np.ascontiguousarray(artifact.weights[name]).tobytes())
+def model_identity(model: Artifact | StoredModel) -> str:
+    """A hash of everything that changes a vector. Names, labels, metrics and history are not part of it."""
+    config, metadata, tokenizer = model.config, model.metadata, model.tokenizer
+    about = {
+        "config": config.to_dict(),
+        "tokenizer": None if tokenizer is None else tokenizer.fingerprint(),
+        "pooling": metadata.pooling,
+        "normalize": metadata.normalize,
+        "prompts": metadata.prompts,
+        "depth": metadata.depth or config.num_hidden_layers,
+        "quantization": metadata.quantization,
+    }
+    total = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, weight in sorted(model.weights.items()):
+        for array in weight.arrays() if isinstance(weight, QuantizedMatrix) else (weight,):
+            total.update(f"{name} {array.dtype} {array.shape}".encode())
+            total.update(np.ascontiguousarray(array).data)
     return total.hexdigest()
 
 
@@ -236,8 +277,7 @@ def read_stored(folder: Path | str | None) -> StoredModel:
     tokenizer = None
     if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
         tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
-    identity = hashlib.sha256((files.get(weights_file) or digest(folder / weights_file)).encode()).hexdigest()
-    return StoredModel(config, weights, tokenizer, meta, identity)
+    return StoredModel(config, weights, tokenizer, meta)
 
 
 def read_artifact(folder: Path | str | None) -> Artifact:
@@ -251,14 +291,6 @@ def read_artifact(folder: Path | str | None) -> Artifact:
     stored = read_stored(folder)
     weights = {name: w.floats() if isinstance(w, QuantizedMatrix) else w for name, w in stored.weights.items()}
     return Artifact(stored.config, weights, stored.tokenizer, stored.metadata)
-
-
-def public_classifier(artifact: Artifact) -> str:
-    """The head that is written under the public name `classifier`: the task's head, else the first one."""
-    there = [head for head in CLASSIFIERS if head in artifact.heads]
-    if artifact.metadata.task in there:
-        return artifact.metadata.task
-    return there[0] if there else "classify"
 
 
 def write_artifact(
@@ -295,34 +327,14 @@ def write_artifact(
     is_quantized = file == QUANTIZED_FILE
     meta = dataclasses.replace(artifact.metadata, quantization=f"int{bits or 8}" if is_quantized else None)
     with new_folder(folder, overwrite) as scratch:
-        write_json(scratch / "config.json", public_config(artifact))
+        write_json(scratch / "config.json", public_config(artifact, is_quantized))
         write_tensors(scratch / file, tensors)
         if artifact.tokenizer is not None:  # other programs cannot read quantised files and need no tokenizer.json
-            artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings, compact=is_quantized)
+            artifact.tokenizer.save(scratch, model_max_length=max_tokens(artifact), compact=is_quantized)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
-        about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(meta), "files": files}
-        write_json(scratch / METADATA_FILE, about)
-        (scratch / "README.md").write_text(model_card(artifact), encoding="utf-8")
+        write_metadata(scratch, meta, files)
+        (scratch / "README.md").write_text(model_card(dataclasses.replace(artifact, metadata=meta)), encoding="utf-8")
     return folder
-
-
-def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:
-    """The weights under their public names."""
-    theirs = {name.ours: name.torch for name in tensor_names(artifact.config, classifier=public_classifier(artifact))}
-    return {theirs.get(n, n): a for n, a in artifact.weights.items()}
-
-
-def public_config(artifact: Artifact) -> dict[str, Any]:
-    """`config.json` with the keys that transformers needs: the class to open it with, and the labels."""
-    data = artifact.config.to_dict()
-    heads = artifact.heads
-    first = public_classifier(artifact)
-    order = [first, *ARCHITECTURES] if first in heads else list(ARCHITECTURES)
-    data["architectures"] = [next((ARCHITECTURES[head] for head in order if head in heads), "AlbertModel")]
-    if artifact.metadata.labels:
-        data["id2label"] = {str(i): label for i, label in enumerate(artifact.metadata.labels)}
-        data["label2id"] = {label: i for i, label in enumerate(artifact.metadata.labels)}
-    return data
 
 
 def model_card(artifact: Artifact) -> str:
@@ -348,6 +360,7 @@ def model_card(artifact: Artifact) -> str:
         lines.append(f"- labels: {shown}")
     if config.options.active():
         lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
+    lines.append(f"- transformers: {describe_transformers(artifact)}")
     for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.history, 1))):
         rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
         lines += ["", f"## {title}", "", *rows] if rows else []

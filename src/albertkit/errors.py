@@ -10,6 +10,10 @@ import difflib
 import importlib
 from collections.abc import Collection, Iterable
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class AlbertkitError(ValueError):
@@ -23,6 +27,26 @@ class AlbertkitError(ValueError):
     ...
     rejected
     """
+
+
+class NonFiniteError(AlbertkitError):
+    """A model computed NaN or infinity."""
+
+
+def check_finite(what: str, outputs: np.ndarray | Iterable[Any]) -> None:
+    """Raise if an array, or one of several outputs (numbers, arrays or tuples of arrays), is not finite."""
+    import numpy as np
+
+    if not isinstance(outputs, np.ndarray):
+        parts = (part for output in outputs for part in (output if isinstance(output, tuple) else (output,)))
+        is_finite = all(bool(np.isfinite(part).all()) for part in parts)
+    else:
+        is_finite = bool(np.isfinite(outputs).all())
+    if not is_finite:
+        raise NonFiniteError(
+            f"the model computed {what} with NaN or infinity; results must be finite. Its weights are damaged or too "
+            "large: use another copy of the model."
+        )
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

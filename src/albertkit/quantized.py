@@ -32,6 +32,10 @@ class QuantizedMatrix:
     scale: np.ndarray  # (rows,) float32
     smooth: np.ndarray | None = None  # (columns,) float32: inputs are multiplied by it
 
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays that define the matrix."""
+        return [self.values, self.scale, *([] if self.smooth is None else [self.smooth])]
+
     def floats(self) -> np.ndarray:
         """The weights as float32."""
         weights = self.values * self.scale[:, None]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
-from albertkit.artifact import METADATA_FILE, QUANTIZED_FILE, read_artifact, read_stored, write_artifact
+from albertkit.artifact import QUANTIZED_FILE, read_artifact, read_stored, write_artifact
 from albertkit.compress.quantize import QualityCheck, _remedy, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import (
@@ -22,7 +22,7 @@ from albertkit.quantized import (
     unpack_weights,
 )
 from albertkit.runtime.activation_moments import activation_moments, random_tokens, synthetic_tokens
-from tests.conftest import tiny
+from tests.conftest import change_metadata, tiny
 from tests.test_albert import make
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 80))
@@ -198,11 +198,7 @@ def test_damaged_quantised_files(tmp_path, bits):
     write_artifact(
         artifact, tmp_path / "m", bits=bits, moments=activation_moments(artifact, ["a text to look at"] * 20)
     )
-    import json
-
-    about = json.loads((tmp_path / "m" / METADATA_FILE).read_text())
-    about["files"] = {}
-    (tmp_path / "m" / METADATA_FILE).write_text(json.dumps(about))
+    change_metadata(tmp_path / "m", files={})
     path = tmp_path / "m" / QUANTIZED_FILE
     good = load_file(path)
     name = "encoder.groups.0.0.ffn.up.weight"

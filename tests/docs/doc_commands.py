@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import pyarrow
+import pytest
 import torch
 from click.testing import CliRunner
 from pyarrow import parquet
@@ -211,8 +212,10 @@ class DocShell:
                 Path(target).write_text(given, encoding="utf-8")
 
     def command(self, words: list[str], given: str, line: str) -> str:
-        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            words = words[1:]
+        if variable := re.fullmatch(r"([A-Z_]+)=(.*)", words[0]):
+            with pytest.MonkeyPatch.context() as patch:  # for this command only, as in a shell
+                patch.setenv(*variable.groups())
+                return self.command(words[1:], given, line)
         self.count += 1
         name, *rest = words
         known: dict[str, Callable[[], str]] = {

@@ -260,6 +260,14 @@ def test_tests_that_pages_name_exist():
     assert seen >= 30
 
 
+def test_every_promise_of_the_security_page_names_its_test():
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.M)
+    faults = [row for row in rows if row[0] != "fault"]
+    assert len(faults) >= 25 and len({fault for fault, _, _ in faults}) == len(faults)
+    for fault, _, tests in faults:
+        assert re.fullmatch(r"`tests/[\w/]+\.py::\w+`(, `tests/[\w/]+\.py::\w+`)*", tests), fault
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READMES)
 def test_commands_of_the_readmes_table_run(name, shell):

@@ -43,6 +43,33 @@ def test_round_trip_keeps_the_vectors(artifact, tmp_path, pooling, normalize):
     assert np.abs(theirs.encode(["x"], prompt_name="query")[0] - back.embed("x", prompt="query")).max() <= 1e-5
 
 
+@pytest.mark.parametrize("case", ["depth", "default prompt", "frozen head", "long text"])
+def test_written_folder_gives_our_vectors(case, artifact, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    changes = {
+        "depth": {"depth": 2},
+        "default prompt": {"prompts": {"default": "text: ", "query": "ask: "}},
+        "frozen head": {"task": "classify", "labels": ("a", "b"), "details": {"reads": "vector", "temperature": 2.0}},
+        "long text": {},
+    }[case]
+    heads = ("classify",) if case == "frozen head" else ("mlm",)
+    made = make(tiny(vocab_size=30000), heads)
+    made = dataclasses.replace(made, metadata=dataclasses.replace(made.metadata, **{"task": "embed", **changes}))
+    write_artifact(made, tmp_path / "ours")
+    write_folder(made, tmp_path / "theirs")
+    texts = ["many words " * 60] if case == "long text" else [text for text in TEXTS if text]
+    theirs = library.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+    ours = Albert(tmp_path / "ours").embed(texts, long_texts="truncate")
+    assert np.abs(theirs.encode(texts) - ours).max() <= 1e-5
+
+
+def test_depth_that_cannot_be_written_is_refused(tmp_path):
+    made = make(tiny(vocab_size=30000, num_hidden_layers=4, num_hidden_groups=2))
+    made = dataclasses.replace(made, metadata=dataclasses.replace(made.metadata, depth=2))
+    with pytest.raises(AlbertkitError, match="applies 2 layers by default.*ONNX"):
+        write_folder(made, tmp_path / "m")
+
+
 def test_their_shorter_length_is_honoured(artifact, tmp_path):
     write_folder(artifact, tmp_path / "m")
     (tmp_path / "m" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16}))

@@ -145,7 +145,7 @@ def test_remembered_words_change_nothing(tok, texts):
 
 
 def test_words_are_forgotten(tok, monkeypatch):
-    monkeypatch.setattr(unigram, "MAX_CACHED_CHARACTERS", 10)
+    monkeypatch.setattr(unigram, "MAX_CACHED_BYTES", 10)
     monkeypatch.setattr(unigram, "TEXTS_PER_STEP", 1)
     fresh = Tokenizer.from_spiece(SPIECE)
     assert fresh.ids_batch(ENGLISH * 3) == tok.ids_batch(ENGLISH * 3)
@@ -154,7 +154,7 @@ def test_words_are_forgotten(tok, monkeypatch):
 
 
 def test_threads_share_a_tokenizer(tok, monkeypatch):
-    monkeypatch.setattr(unigram, "MAX_CACHED_CHARACTERS", 50)
+    monkeypatch.setattr(unigram, "MAX_CACHED_BYTES", 2000)
     fresh = Tokenizer.from_spiece(SPIECE)
     batches = [[f"{line} {i % 7}" for line in ENGLISH] for i in range(40)]
     with ThreadPoolExecutor(8) as pool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.cli.console import print_json, stage_progress_bar, to_json
-from albertkit.errors import AlbertkitError, need
+from albertkit.cli.console import note, print_json, stage_progress_bar, to_json
+from albertkit.errors import AlbertkitError
 from albertkit.options import ADVANCED
 
 if TYPE_CHECKING:
@@ -117,7 +118,9 @@ json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 force_option = option("--force", is_flag=True, help="Replace an existing output.")
 depth_option = option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
 threads_option = advanced_option("--threads", type=click.IntRange(1, 1024), help="CPU threads  [default: all cores]")
-text_column_option = option("--text-column", help="Column or JSON field that contains the text  [default: text]")
+text_column_option = option(
+    "--text-column", help="Column (.csv, .tsv, .parquet) or field (.jsonl, stdin) with the text  [default: text]"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +136,23 @@ class TextInput:
             raise AlbertkitError(f"--file {self.file} was passed together with TEXTS. Pass one of them.")
 
     def __iter__(self) -> Iterator[str]:
-        """Each text, without blank ones."""
-        from albertkit.text_reader import read_texts
+        """The text of every row. Blank ones have a result too, and are counted on stderr."""
+        blank, number = [], 0
+        for number, text in enumerate(self.rows(), 1):
+            if not text.strip():
+                blank.append(number)
+            yield text
+        if blank:
+            count = f"{len(blank):,} of {number:,} texts {'is' if len(blank) == 1 else 'are'} blank"
+            note(f"{count}, the first is number {blank[0]:,}. Each has the result of an empty text.")
 
-        return iter(self.texts) if self.texts else read_texts(self._path(), self.text_column)
+    def rows(self) -> Iterator[str]:
+        """The text of every row, unchanged."""
+        from albertkit.text_reader import read_rows
 
-    def lines(self) -> Iterator[str]:
-        """Each text unchanged, including blank lines."""
-        from albertkit.text_reader import find_text_files, read_lines
-
-        if self.texts or self.text_column is not None:
-            return iter(self)
-        return (line for _, line in read_lines(find_text_files([self._path()], allow_pipes=True)[0]))
+        for text in self.texts:
+            refuse_file(text, f"-f {shlex.quote(text)}")
+        return iter(self.texts) if self.texts else read_rows(self._path(), self.text_column)
 
     def _path(self) -> Path | str:
         if self.file is None and sys.stdin.isatty():
@@ -152,9 +160,23 @@ class TextInput:
         return self.file or "-"
 
 
+def refuse_file(text: str, option: str) -> None:
+    """Raise if a text is the name of an existing file or folder. option: what to pass to read the file."""
+    if os.path.exists(text):  # noqa: PTH110  Path.exists raises for long texts
+        kind = "folder" if os.path.isdir(text) else "file"  # noqa: PTH112
+        raise AlbertkitError(
+            f"{text!r} is a {kind}, but a text is expected here. To read the {kind}, pass  {option} ; "
+            f"to use its name as a text, write it differently or pipe it:  echo {shlex.quote(text)} | albertkit ..."
+        )
+
+
 def text_input(function: Function) -> Function:
     """Add TEXTS, --file and --text-column; the command receives them as `texts: TextInput`."""
-    file_option = path_option("-f", "--file", help="Read texts from a file, one per line; - reads stdin.")
+    file_option = path_option(
+        "-f",
+        "--file",
+        help="Read texts from a file: .txt (one per line), .csv, .tsv, .jsonl, .parquet, also .gz; - reads stdin.",
+    )
     gathered = gather(function, texts=TextInput)
     return add_options(gathered, click.argument("texts", nargs=-1), file_option, text_column_option)
 
@@ -163,19 +185,19 @@ def read_whole(file: Path | None) -> str:
     """The text of a file, or all of stdin."""
     if file is None and sys.stdin.isatty():
         raise AlbertkitError("No text was passed. Name a file, or pipe the text to stdin.")
-    try:
-        return file.read_text("utf-8") if file else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AlbertkitError(
-            f"{file or 'stdin'} cannot be read as UTF-8 text: {error}. Pass a readable UTF-8 file."
-        ) from None
+    from albertkit.text_reader import find_text_files, read_lines
+
+    (source, *others) = find_text_files([file or "-"], allow_pipes=True)
+    if others or source.format != "text":
+        raise AlbertkitError(f"{file} contains many texts, but one text is expected. Pass a text file such as .txt.")
+    return "\n".join(line for _, line in read_lines(source))
 
 
-def read_file(path: Path | None) -> list[str] | None:
+def read_file(path: Path | None, text_column: str | int | None = None) -> list[str] | None:
     """The texts of a file, or None without a file."""
     from albertkit.text_reader import read_texts
 
-    return None if path is None else list(read_texts(path))
+    return None if path is None else list(read_texts(path, None if text_column is None else str(text_column)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +255,7 @@ class BulkInput:
     workers: int | None
     address: str | None
     part_rows: int
+    format: str | None
     skip_bad: bool
 
     def run(
@@ -240,7 +263,7 @@ class BulkInput:
     ) -> bool:
         """Process the files and print a summary. Without --engine, do nothing and return False."""
         if self.engine is None:
-            for name in ("workers", "address"):
+            for name in ("workers", "address", "format"):
                 if getattr(self, name) is not None:
                     raise AlbertkitError(f"--{name} needs --engine. Add --engine local or --engine ray.")
             return False
@@ -251,7 +274,6 @@ class BulkInput:
             )
         if self.address is not None and self.engine != "ray":
             raise AlbertkitError(f"--address {self.address} needs --engine ray. Pass this engine, or omit --address.")
-        need("pyarrow", "ray" if self.engine == "ray" else "parquet", f"--engine {self.engine}")
         from albertkit.bulk.bulk_run import BulkOptions, bulk
         from albertkit.bulk.engines import run_local, run_ray
         from albertkit.data.document_tokenizer import worker_count
@@ -264,6 +286,7 @@ class BulkInput:
             texts.text_column,
             self.part_rows,
             self.skip_bad,
+            self.format,
         )
         engine = functools.partial(run_ray, address=self.address) if self.engine == "ray" else run_local
         workers = self.workers or worker_count(None)
@@ -285,6 +308,11 @@ def bulk_options(function: Function) -> Function:
         bulk_option("--workers", type=click.IntRange(1, 100_000), help="Worker processes  [default: one per core]"),
         bulk_option(
             "--part-rows", type=click.IntRange(1, 10_000_000), default=50_000, help="Maximum rows per output file."
+        ),
+        bulk_option(
+            "--format",
+            type=click.Choice(["npz", "jsonl", "parquet"]),
+            help="Format of the output files  [default: parquet for Parquet inputs, else npz (embed) or jsonl]",
         ),
         bulk_option("--skip-bad", is_flag=True, help="Leave the result of a row without text empty; do not stop."),
         bulk_option("--address", help="With --engine ray: address of a running cluster, such as auto or HEAD:6379."),

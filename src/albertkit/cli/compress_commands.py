@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from albertkit.compress.quantize import QuantizeResult
     from albertkit.train.distill_data import DistillData
 
-file_option = cli.path_option("-f", "--file", help="A few hundred typical texts, one per line.")
+file_option = cli.path_option("-f", "--file", help="A file with a few hundred typical texts.")
 
 
 def parse_amount(text: str) -> int | float:
@@ -105,7 +105,7 @@ def quantize(
     built-in English sentences. Texts from your domain give better results.
 
     With --check, both models are evaluated before OUTPUT is written. A task model is scored on labelled examples.
-    For other models, pass a file with one text per line: vectors are compared by cosine, MLM predictions by agreement.
+    For other models, pass a file with texts: vectors are compared by cosine, MLM predictions by agreement.
     If the loss is above --tolerance, the command reports the scores and writes nothing.
 
     With --train, the model is trained with quantized weights and inputs, and SOURCE is its teacher
@@ -133,7 +133,15 @@ def quantize(
         data = training.read(open_float_model(source))
         folder = run_folder(output) / f"{bits}-bits"
         trained = train_for_bits(source, int(bits), data, training.settings, folder, log, progress_bar=True)
-    report = run(trained or source, output, int(bits), cli.read_file(values["file"]), force, limit, show_status)
+    report = run(
+        trained or source,
+        output,
+        int(bits),
+        cli.read_file(values["file"], training.reading.text_column),
+        force,
+        limit,
+        show_status,
+    )
     print_result(
         as_json,
         report,
@@ -178,7 +186,7 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
     --train train.tsv            train the pruned model with SOURCE as its teacher
 
     With --train, a task model is trained on the labels and on SOURCE's logits and hidden states. Other models are
-    trained on vectors and hidden states, from a file with one text per line. Training needs torch. Checkpoints are in
+    trained on vectors and hidden states, from a file with texts. Training needs torch. Checkpoints are in
     OUTPUT.run; rerun the command to resume. Quantize after pruning.
     """
     from albertkit.compress.prune import PruneSettings
@@ -186,8 +194,8 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
 
     force, vocabulary = values.pop("force"), values.pop("vocabulary")
     check_new_folder(output, force)  # before an hour is spent on it
-    texts = cli.read_file(values.pop("file"))
-    settings = PruneSettings(vocabulary=cli.read_file(vocabulary), **values)
+    texts = cli.read_file(values.pop("file"), training.reading.text_column)
+    settings = PruneSettings(vocabulary=cli.read_file(vocabulary, training.reading.text_column), **values)
     recovery = None
     if training.train is not None:
         from albertkit.interop.convert import open_model
@@ -223,11 +231,14 @@ def describe_pruned(output: Path, report: PruneResult) -> list[str]:
 @cli.command("albertkit static my-albert/ table/ -f texts.txt --dim 256")
 @cli.source_argument
 @cli.output_argument
-@cli.path_option("-f", "--file", help="Typical texts, one per line, to count how often each token occurs.")
+@cli.path_option("-f", "--file", help="A file with typical texts, to count how often each token occurs.")
+@cli.text_column_option
 @cli.option("--dim", type=click.IntRange(min=1), help="Dimensions of a vector  [default: 256, or the model's]")
 @cli.force_option
 @cli.json_option
-def static(source: Path, output: Path, file: Path | None, dim: int | None, force: bool, as_json: bool) -> None:
+def static(
+    source: Path, output: Path, file: Path | None, text_column: str | None, dim: int | None, force: bool, as_json: bool
+) -> None:
     """Distil SOURCE into a table with one vector per token, to embed texts in microseconds.
 
     The result works with embed, similar, index, search and cluster, but not with commands that need layers, such as
@@ -236,7 +247,9 @@ def static(source: Path, output: Path, file: Path | None, dim: int | None, force
     """
     from albertkit.compress.static_model import make_static_model
 
-    report = make_static_model(source, output, cli.read_file(file), dim, overwrite=force, progress=show_status)
+    report = make_static_model(
+        source, output, cli.read_file(file, text_column), dim, overwrite=force, progress=show_status
+    )
     print_result(
         as_json,
         report,

@@ -61,7 +61,8 @@ SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
 @click.argument("shape", default="base")
 @cli.option("--latency", type=DURATION, help="Maximum time for one text, such as 20ms.")
 @cli.option("--memory", type=SIZE, help="Maximum memory that the model adds to a process, such as 64MB.")
-@cli.path_option("-f", "--file", help="Typical texts, one per line, to measure text length and vector quality.")
+@cli.path_option("-f", "--file", help="A file with typical texts, to measure text length and vector quality.")
+@cli.text_column_option
 @cli.path_option("--check", help="Labelled examples, to measure the quality of a fine-tuned model.")
 @cli.option("--length", type=int, help="Tokens per text  [default: 128, or SHAPE's maximum length if shorter]")
 @cli.option("--batch-size", default=32, help="Texts per batch, to compute the memory of a shape.")
@@ -83,9 +84,11 @@ def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limit
     """
     options = limits.pop("options")
     if limits["latency"] is None and limits["memory"] is None:
-        for name in ("file", "check", "threads"):
+        for name in ("file", "text_column", "check", "threads"):
             if limits[name] is not None:
-                raise AlbertkitError(f"--{name} was passed without a limit. Add --latency or --memory.")
+                raise AlbertkitError(
+                    f"--{name.replace('_', '-')} was passed without a limit. Add --latency or --memory."
+                )
         print_cost(shape, options, length, batch_size, as_json)
         return
     if options:
@@ -93,7 +96,8 @@ def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limit
     from albertkit.compress.planner import PlanRequest
     from albertkit.compress.planner import plan as run
 
-    texts, check = cli.read_file(limits.pop("file")), limits.pop("check")
+    texts = cli.read_file(limits.pop("file"), limits.pop("text_column"))
+    check = limits.pop("check")
     examples = None if check is None else read_plan_examples(shape, check)
     result = run(shape, PlanRequest(length=length, texts=texts, examples=examples, **limits), show_status)
     print_result(as_json, result.as_dict(), *describe_plan(result))
@@ -173,11 +177,15 @@ def describe_plan(result: PlanResult) -> Iterator[str]:
 @cli.force_option
 @cli.json_option
 def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
-    """Convert any ALBERT checkpoint into an artifact folder that albertkit and transformers can open.
+    """Convert any ALBERT checkpoint or artifact into an artifact folder with float weights.
 
-    SOURCE is a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder or a PL-BERT file.
+    SOURCE is an artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder or a PL-BERT file.
+
+    transformers opens the folder and computes the same probabilities. If it would compute something else, as for a head
+    on frozen vectors, the command prints the reason, and transformers refuses to open the folder.
     """
     from albertkit.interop.convert import convert as run
+    from albertkit.transformers_folder import describe_transformers
 
     artifact = run(source, output, overwrite=force)
     step = artifact.metadata.history[-1] if artifact.metadata.history else {}
@@ -186,8 +194,8 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
         {"source": str(source), "output": str(output), "heads": artifact.heads, **step},
         f"{output}: {step.get('layout', 'artifact')}, heads: {', '.join(artifact.heads) or 'none'}",
     )
-    if not as_json and artifact.config.options.active():
-        note("transformers does not support this layout. Only albertkit can open the folder.")
+    if not as_json:
+        note(f"transformers: {describe_transformers(artifact)}")
 
 
 @cli.command("albertkit export sentiment/ sentiment.onnx")

@@ -20,7 +20,6 @@ from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.dataset import read_parts, split_examples
 from albertkit.tasks.readers.labelled_files import ReadOptions
-from albertkit.text_reader import read_texts
 from albertkit.train.distill_data import VectorDistillSettings, parse_distill_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 
@@ -131,7 +130,9 @@ def elastic(
     if teacher is not None and texts is None:
         raise AlbertkitError(f"--teacher {teacher} was passed without texts to label. Add --texts.")
     labeller = None if teacher is None else open_model(teacher)
-    unlabelled = None if texts is None else UnlabelledTexts(list(read_texts(texts)), labeller)
+    unlabelled = (
+        None if texts is None else UnlabelledTexts(list(cli.read_file(texts, reading.text_column) or []), labeller)
+    )
     if unlabelled is not None and not unlabelled.texts:
         raise AlbertkitError(f"{texts} contains no text. Write one text per line.")
     task = task_source(start, labeller).metadata.task
@@ -159,8 +160,8 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, re
     """Calibrate the early exit of MODEL on the held-out examples in DEV.
 
     The thresholds are chosen so that early predictions agree with those of the full depth. They are written to MODEL's
-    albertkit.json and used by `--early-exit 99%`. For a model that computes vectors, DEV is a file with one text per
-    line. Calibrate again after `quantize`.
+    albertkit.json and used by `--early-exit 99%`. For a model that computes vectors, DEV is a file with texts.
+    Calibrate again after `quantize`.
     """
     from albertkit.artifact import model_folder, read_metadata
     from albertkit.runtime.calibration import calibrate as run
@@ -172,7 +173,7 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, re
     if task in TASKS:
         examples = read_parts(task, {"dev": dev}, reading, note)["dev"]
     else:
-        examples = list(read_texts(dev))
+        examples = cli.read_file(dev, reading.text_column) or []
     calibration = run(folder, examples, parse_integers("exit_depths", exit_depths) if exit_depths else None)
     print_result(as_json, calibration.to_dict(), *describe_calibration(calibration))
 
@@ -218,7 +219,7 @@ def distill(
     --what logits      logits of a fine-tuned ALBERT; DATA are examples of its task
     --what hidden      hidden states: the token embeddings and the output of every layer
 
-    DATA is a file with one text per line. For vectors it may also be a corpus folder; the student is then trained at
+    DATA is a file with texts. For vectors it may also be a corpus folder; the student is then trained at
     every depth of --depths and every width of --widths. For logits, DATA is labelled examples as for finetune. If the
     task is to classify single texts, a .txt file without labels also works.
 

@@ -153,6 +153,8 @@ def explain(
                 f"{output} ends with {output.suffix!r}: an explanation is an .html page. Rename the file."
             )
         check_absent(output, force)
+    if text is not None:
+        cli.refuse_file(text, f"< {text}")
     text = cli.read_whole(None).strip() if text is None else text
     given = {name: options.pop(name) for name in ("pair", "question")}
     settings = ExplainSettings(methods=methods, depth=model.depth, **options)

@@ -70,13 +70,14 @@ def tokenizer(
 
     TEXTS have the formats of `albertkit corpus`. 100 MB are enough. Memory use grows with the number of distinct words.
     """
-    from albertkit.data.documents import CORPUS_FORMATS, read_paragraphs
+    from albertkit.data.documents import read_paragraphs
     from albertkit.file_io import check_new_folder, new_folder
-    from albertkit.text_reader import find_text_files
+    from albertkit.text_reader import check_text_column, find_text_files
     from albertkit.tokenizer import Tokenizer
 
     check_new_folder(output, remedy="Choose another folder.")
-    sources = find_text_files(texts, text_column, CORPUS_FORMATS)
+    sources = find_text_files(texts, text_column)
+    check_text_column(sources, text_column)
     total = sum(source.size for source in sources)
     with stage_progress_bar("B") as progress:
 
@@ -107,8 +108,9 @@ def corpus(
 ) -> None:
     """Tokenize TEXTS into shards for pre-training: token ids with sentence and document boundaries.
 
-    TEXTS are files or folders of plain text, JSONL or Parquet, also compressed (.gz, .xz), or - for stdin. Plain text
-    has one paragraph per line and an empty line between documents. If the command is interrupted, rerun it to resume.
+    TEXTS are files or folders of plain text, JSONL, CSV, TSV or Parquet, also compressed (.gz, .xz), or - for stdin.
+    Plain text has one paragraph per line and an empty line between documents. In other files each row is a document.
+    If the command is interrupted, rerun it to resume.
     """
     from albertkit.data.corpus import build_corpus, estimate_corpus
 

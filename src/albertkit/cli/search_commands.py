@@ -65,8 +65,10 @@ def index(
     embedder = open_embedder(model, output if is_update else None) if files else None
     if embedder is None or is_update:
         opened = Index.open(output, embedder)
+    elif force:
+        opened = Index.create(output, embedder, overwrite=True, place=model_place(model))
     else:
-        opened = Index.create(output, embedder, overwrite=force, place=model_place(model))
+        opened = Index.open_or_create(output, embedder, place=model_place(model))
     with opened:
         deleted = sum(opened.delete([name]) or opened.delete_source(name) for name in delete)
         changed = 0

@@ -118,9 +118,13 @@ def similar(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> Non
 def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -> None:
     """Predict the word at each [MASK] in TEXTS, or in the lines of --file or stdin."""
     albert = model.open()
-    for text in texts:
-        for predictions in albert.fill_mask(text, k=k, depth=model.depth):
-            lines = (f"{prediction.score:6.1%}  {prediction.word}\t{prediction.text}" for prediction in predictions)
+    for number, text in enumerate(texts.rows(), 1):
+        if not text.strip():
+            raise AlbertkitError(f"text {number} is blank, but each text needs a [MASK]. Delete this line.")
+        parts = text.split("[MASK]")
+        for mask, predictions in enumerate(albert.fill_mask(text, k=k, depth=model.depth), 1):
+            before, after = "[MASK]".join(parts[:mask]), "[MASK]".join(parts[mask:])
+            lines = (f"{one.score:6.1%}  {one.word}\t{before}{one.word}{after}" for one in predictions)
             print_result(as_json, {"text": text, "predictions": predictions}, *lines)
 
 
@@ -168,12 +172,13 @@ def classify(
     options = model.depth_options()
     if bulk.run("classify", texts, model, output, {"pair": pair, **options}):
         return
-    inputs, albert = list(texts.lines()), model.open()
-    results = albert.classify(inputs, [pair] * len(inputs) if pair else None, **options)
+    inputs, albert = list(texts), model.open()
+    results = albert.classify(inputs, None if pair is None else [pair] * len(inputs), **options)
+    second = {} if pair is None else {"pair": pair}
     for text, result in zip(inputs, results, strict=True):
         label = ", ".join(result.label) if isinstance(result.label, tuple) else result.label
         shown = f"{label:.4f}" if isinstance(label, float) else f"{label}\t{result.probability:.1%}"
-        print_result(as_json, {"text": text, **to_json(result)}, f"{shown}\t{text}")
+        print_result(as_json, {"text": text, **second, **to_json(result)}, "\t".join([shown, text, *second.values()]))
     report_depths(albert, results, model)
 
 
@@ -192,7 +197,7 @@ def tag(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, output: Pa
     """
     if bulk.run("tag", texts, model, output, model.depth_options()):
         return
-    inputs, albert = list(texts.lines()), model.open()
+    inputs, albert = list(texts), model.open()
     results = albert.tag(inputs, **model.depth_options())
     for text, result in zip(inputs, results, strict=True):
         lines = [f"{s.label}\t{text[s.start : s.end]}\t{s.start}:{s.end}\t{s.score:.1%}" for s in result.spans]
@@ -206,7 +211,7 @@ def tag(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, output: Pa
 @cli.json_option
 def intent(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
     """Predict the intent of TEXTS, or of the lines of --file or stdin, and the slots they fill."""
-    inputs, albert = list(texts.lines()), model.open()
+    inputs, albert = list(texts), model.open()
     results = albert.understand(inputs, **model.depth_options())
     for text, result in zip(inputs, results, strict=True):
         slots = ", ".join(f"{span.label}={text[span.start : span.end]}" for span in result.spans)
@@ -233,7 +238,7 @@ def track(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
     Each output line has the state so far, the slots that this turn requests, and the user's words, separated by tabs.
     With --json it also has what this turn adds to the state.
     """
-    turns, albert = list(parse_dialogues(texts.lines())), model.open()
+    turns, albert = list(parse_dialogues(texts.rows())), model.open()
     results = albert.track(turns, **model.depth_options())
     for number, (turn, result) in enumerate(zip(turns, results, strict=True)):
         place = {"dialogue": int(turn.dialogue), "turn": turn.number, "system": turn.system, "user": turn.user}
@@ -271,6 +276,7 @@ def parse_dialogues(lines: Iterable[str]) -> Iterator[DialogueTurn]:
 @cli.json_option
 def answer(question: str, context: Path | None, model: cli.ModelOptions, as_json: bool) -> None:
     """Answer QUESTION with a span of a text of any length."""
+    cli.refuse_file(question, f"--context {question}")
     text, albert = cli.read_whole(context), model.open()
     result = albert.answer(question, text, **model.depth_options())
     line = f"{result.text}\t{result.probability:.1%}\t{result.start}:{result.end}" if result.text else "no answer"
@@ -288,6 +294,7 @@ def choose(
     question: str, choices: tuple[str, ...], context: Path | None, model: cli.ModelOptions, as_json: bool
 ) -> None:
     """Choose the answer to QUESTION about a text among CHOICES."""
+    cli.refuse_file(question, f"--context {question}")
     text, albert = cli.read_whole(context), model.open()
     result = albert.choose(text, question, choices, **model.depth_options())
     pairs = zip(choices, result.probabilities, strict=True)

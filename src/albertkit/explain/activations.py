@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import as_float
 
@@ -64,6 +64,7 @@ class NumpyEncoder:
                 hidden, attention = self._layer(prefix, hidden, self.config.options.local(layer))
             states.append(hidden)
             maps.append(attention)
+        check_finite("activations", [*states, *maps])
         shape = (0, self.config.num_attention_heads, len(ids), len(ids))
         return LayerActivations(np.stack(states), np.stack(maps) if maps else np.zeros(shape, np.float32))
 

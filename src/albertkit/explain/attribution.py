@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice, nearest
+from albertkit.errors import AlbertkitError, check_choice, check_finite, nearest
 from albertkit.explain.explain_input import HIDE_MODES, ExplainSettings, Prediction, TokenizedInput, TokenRow
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import pool
@@ -284,6 +284,7 @@ class InputVariants:
             found = read_target(albert, hidden, batch.lengths, [rows[place][2] for place in batch.order])
             for place, score in zip(batch.order, found, strict=True):
                 scores[place] = score
+        check_finite("scores", scores)
         return scores
 
 

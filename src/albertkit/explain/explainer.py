@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from albertkit.artifact import StoredModel
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, check_finite, need
 from albertkit.explain.activations import AttentionMap, NumpyEncoder, rollout
 from albertkit.explain.attribution import (
     Attribution,
@@ -43,10 +43,10 @@ from albertkit.explain.layer_predictions import (
 )
 from albertkit.file_io import write_file
 from albertkit.interop.convert import open_stored
+from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth, trained_depths
 
 if TYPE_CHECKING:
     from albertkit.model import AlbertModel
-    from albertkit.runtime.runtime_model import RuntimeModel
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ class Explainer:
         layers = layer_predictions(albert, tokenized, target, state.states, settings.k)
         can_exit = tokenized.kind not in ("fill", "similar") and state.depth == albert.depth
         first = tokenized.rows[0]
-        stable = None if tokenized.kind == "embed" else stable_depth([layer.matches_full_depth for layer in layers])
+        matches = {layer.depth: layer.matches_full_depth for layer in layers}
+        stable = None if tokenized.kind == "embed" else stable_depth(matches)
         return Explanation(
             model=albert.name,
             kind=tokenized.kind,
@@ -192,12 +193,13 @@ class Explainer:
         )
 
     def prepare(self, texts: ExplainInput, settings: ExplainSettings) -> ExplainState:
-        """Tokenize a text, compute it to every depth and choose the target."""
+        """Tokenize a text, compute it to every trained depth and choose the target."""
         albert = self.albert
         filler_token(albert, settings.hide or "drop")  # checks `hide`
         tokenized = tokenize_input(albert, texts)
         depth = albert.layers_to_apply(settings.depth)
-        states = read_depths(albert, tokenized, range(1, depth + 1))
+        check_trained_depth(albert.config, albert.metadata, depth)
+        states = read_depths(albert, tokenized, trained_depths(albert.config, albert.metadata, depth))
         prediction = prediction_from(albert, tokenized, states[depth], settings.k)
         target = choose_target(albert, tokenized, states[depth], prediction, settings)
         return ExplainState(tokenized, target, prediction, states, depth)
@@ -211,7 +213,9 @@ class Explainer:
         model = self.torch_model
         from albertkit.explain.gradients import integrated_gradients
 
-        return integrated_gradients(variants, model, settings.steps)
+        found = integrated_gradients(variants, model, settings.steps)
+        check_finite("gradients", found.values)
+        return found
 
     def attention_maps(self, state: ExplainState) -> tuple[AttentionMap, ...]:
         """Attention of each row."""

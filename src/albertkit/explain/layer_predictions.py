@@ -1,4 +1,4 @@
-"""The prediction after every layer, and the depth at which early exit would stop.
+"""The prediction at every trained depth, and the depth at which early exit would stop.
 
 In: a `TokenizedInput` and an `ExplainTarget`, or one text for `DepthTrace`. Out: a `LayerPrediction` or `DepthState`
 per depth. All layers share their weights, so the head applied after few layers gives the prediction of the model run
@@ -9,14 +9,15 @@ the server.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.explain.attribution import ExplainTarget, read_target
 from albertkit.explain.explain_input import (
     Example,
@@ -32,13 +33,11 @@ from albertkit.runtime.early_exit import read_depths as read_outputs
 from albertkit.runtime.embed import VectorConvergence, pool
 from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import predict, read_heads, task_features
+from albertkit.runtime.runtime_model import RuntimeModel, trained_depths
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.tag import IntentResult
-
-if TYPE_CHECKING:
-    from albertkit.runtime.runtime_model import RuntimeModel
 
 AGREEMENT = 0.99  # of `EarlyExitTrace.exit_depth_99`
 PredictionSummary = tuple[tuple[str, float | None], ...]
@@ -101,7 +100,7 @@ def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Seque
     """The prediction from what was read at one depth."""
     if tokenized.kind == "fill":
         masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
-        return mask_predictions(albert, tokenized.parts["text"], likeliest_tokens(albert, read[0][masks], k))
+        return mask_predictions(albert, likeliest_tokens(albert, read[0][masks], k))
     if tokenized.kind == "similar":
         return ExplainTarget("", "cosine").value(read)
     if tokenized.kind == "embed":
@@ -129,13 +128,13 @@ def layer_predictions(
     return tuple(layers)
 
 
-def stable_depth(matches: Sequence[bool]) -> int:
-    """The first depth after which the prediction no longer changes.
+def stable_depth(matches: Mapping[int, bool]) -> int:
+    """The first depth from which on the prediction no longer changes; `matches` is by depth, in ascending order.
 
-    >>> stable_depth([True, False, True, True])
-    3
+    >>> stable_depth({3: True, 6: False, 9: True, 12: True})
+    9
     """
-    return len(matches) - next((i for i, same in enumerate(reversed(matches)) if not same), len(matches)) + 1
+    return min(takewhile(lambda depth: matches[depth], reversed(matches)))
 
 
 def first_choice(prediction: Prediction) -> object:
@@ -253,6 +252,11 @@ class DepthTrace:
     k: int
 
     @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths for which the model was trained, and the one it uses."""
+        return tuple(sorted({*trained_depths(self.albert.config, self.albert.metadata), self.albert.depth}))
+
+    @property
     def tokens(self) -> int:
         """Tokens of the text, special ones included."""
         return int(self.batch.ids.size)
@@ -279,6 +283,7 @@ class DepthTrace:
         hidden = self.albert.engine.run(self.batch, depth)
         seconds = time.perf_counter() - began
         vector = pool(self.albert, hidden, self.batch.lengths, self.albert.metadata.pooling)[0]
+        check_finite("hidden states", (hidden, vector))
         prediction: Prediction = None
         if self.kind == "fill":
             prediction = fill_mask(self.albert, self.text, self.k, depth)

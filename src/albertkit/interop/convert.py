@@ -12,13 +12,13 @@ from albertkit.artifact import (
     Artifact,
     StoredModel,
     model_folder,
-    model_identity,
     read_artifact,
     read_stored,
     write_artifact,
 )
 from albertkit.builtin import BUILTINS
 from albertkit.errors import AlbertkitError
+from albertkit.transformers_folder import for_transformers
 
 FORMATS = (
     "an albertkit artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder, "
@@ -62,18 +62,16 @@ def open_stored(path: Path | str | None = None) -> StoredModel:
     if (model_folder(path) / METADATA_FILE).is_file():
         return read_stored(path)
     artifact = open_model(path)
-    return StoredModel(
-        artifact.config, dict(artifact.weights), artifact.tokenizer, artifact.metadata, model_identity(artifact)
-    )
+    return StoredModel(artifact.config, dict(artifact.weights), artifact.tokenizer, artifact.metadata)
 
 
 def convert(source: Path | str, target: Path | str, overwrite: bool = False) -> Artifact:
-    """Read any ALBERT checkpoint and write it as an artifact folder.
+    """Read any ALBERT checkpoint and write it as an artifact folder, if possible in a form that transformers computes.
 
     >>> from albertkit import convert
     >>> convert("small", "my-model").metadata.task
     'embed'
     """
-    artifact = open_model(source)
+    artifact = for_transformers(open_model(source))
     write_artifact(artifact, target, overwrite=overwrite)
     return artifact

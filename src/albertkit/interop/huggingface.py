@@ -19,6 +19,7 @@ from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import read_json, read_tensors
 from albertkit.tokenizer import Tokenizer
+from albertkit.transformers_folder import PROBLEM_TYPES
 from albertkit.weights import BRIGHTMART, PUBLIC, TensorName, tensor_names
 
 Tensors = dict[str, np.ndarray]
@@ -57,7 +58,13 @@ def read_folder(folder: Path) -> Artifact:
     for head in ("answer", "choose", "tag", "classify"):
         task = head if f"heads.{head}.linear.weight" in weights else task
     made = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
-    meta = ArtifactMetadata(task=task, labels=read_labels(settings), history=made)
+    labels, details = read_labels(settings), {}
+    if task == "classify":
+        rows = len(weights["heads.classify.linear.bias"])
+        details["kind"] = read_kind(settings, rows)
+        if not labels and details["kind"] != "regression":
+            labels = tuple(f"LABEL_{row}" for row in range(rows))
+    meta = ArtifactMetadata(task=task, labels=labels, details=details, history=made)
     return Artifact(config, weights, Tokenizer.load(folder, vocab_size=config.vocab_size), meta)
 
 
@@ -89,6 +96,12 @@ def read_labels(settings: dict[str, Any]) -> tuple[str, ...]:
         )
     labels = tuple(str(table[number]) for number in numbers)
     return () if labels == tuple(f"LABEL_{number}" for number in numbers) else labels
+
+
+def read_kind(settings: dict[str, Any], rows: int) -> str:
+    """The kind of labels of a classifier, as transformers decides it."""
+    found = next((kind for kind, name in PROBLEM_TYPES.items() if settings.get("problem_type") == name), None)
+    return found or ("regression" if rows == 1 else "single")
 
 
 def read_weights(path: Path) -> Tensors:

@@ -9,6 +9,9 @@ pooling and the task's head; and an `ExportResult`. Before this file: `onnx_oper
               start_logits, end_logits                         answer: (texts, length)
               logits, tag_logits                               intent and slots
 
+The softmax of the logits (for several labels, the sigmoid) is the probability that `classify` returns, and the logit of
+a regression is its value: temperature, mean and standard deviation are in the weights.
+
 Before the file is written, its outputs are compared with the runtime's, on texts of several lengths in one batch.
 """
 
@@ -37,6 +40,7 @@ from albertkit.runtime.predict import head_scores
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tokenizer.tokenizer_files import to_json
+from albertkit.transformers_folder import fold_scores, max_tokens
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
 MAX_FILE_BYTES = 2_000_000_000  # bytes that one protobuf message may have
@@ -97,7 +101,7 @@ def export(
         raise AlbertkitError(f"{target} is the file that --tokenizer writes; choose another name, such as model.onnx")
     for path in [target, tokenizer_file][: 1 + settings.tokenizer]:
         check_absent(path, overwrite)
-    stored = open_stored(source)
+    stored = fold_scores(open_stored(source))
     heads = exported_heads(stored, settings.head)
     depth = settings.depth or stored.metadata.depth or stored.config.num_hidden_layers
     if "vector" in heads:
@@ -163,11 +167,10 @@ def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: in
     outputs: dict[str, list[Any]] = {}
     for head in heads:
         outputs |= _head(b, stored, head, hidden, inside, heads)
-    room = config.max_position_embeddings
     metadata = {
         "task": meta.task,
         "labels": json.dumps(list(meta.labels), ensure_ascii=False),
-        "max_length": str(min(meta.details.get("max_length", room), room)),
+        "max_length": str(max_tokens(stored)),
         "details": json.dumps({k: v for k, v in meta.details.items() if k != "early_exit"}, ensure_ascii=False),
         "prompts": json.dumps(meta.prompts, ensure_ascii=False),
     }

@@ -6,14 +6,16 @@ normalisation and prompts; any other module is an error. `write_folder` writes a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, public_config, public_tensors
+from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder, read_json, write_json, write_tensors
 from albertkit.interop import huggingface
+from albertkit.transformers_folder import for_transformers, public_config, public_tensors, transformers_difference
 
 MODULES = "modules.json"
 # sentence-transformers name of a pooling → our name.
@@ -104,12 +106,25 @@ def _pooling(settings: dict[str, Any], folder: Path) -> str:
     return POOLINGS[enabled[0]]
 
 
+def encoder_only(artifact: Artifact) -> Artifact:
+    """The model of the vectors, without the heads of a task."""
+    weights = {name: array for name, array in artifact.weights.items() if name.startswith("encoder.")}
+    metadata = dataclasses.replace(artifact.metadata, task="embed", labels=(), details={})
+    return Artifact(artifact.config, weights, artifact.tokenizer, metadata)
+
+
 def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False) -> Path:
-    """Write a folder that sentence-transformers opens, with the same vectors."""
+    """Write a folder that sentence-transformers opens, with the vectors of `embed(texts, long_texts="truncate")`.
+
+    sentence-transformers truncates long texts, where `embed` by default averages the vectors of their parts.
+    """
+    artifact = for_transformers(encoder_only(artifact))
     meta, config = artifact.metadata, artifact.config
-    if config.options.active():
+    difference = transformers_difference(artifact)
+    if difference is not None:
         raise AlbertkitError(
-            f"this model uses {', '.join(config.options.active())}, which sentence-transformers cannot compute"
+            f"sentence-transformers cannot compute the vectors of this model: {difference}. "
+            "Export it to ONNX instead (albertkit export --head vector)."
         )
     if meta.pooling not in POOLINGS.values():
         raise AlbertkitError(f"pooling {meta.pooling!r} is unknown to sentence-transformers; choose mean, cls or max")
@@ -130,9 +145,9 @@ def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False
             scratch / "sentence_bert_config.json",
             {"max_seq_length": config.max_position_embeddings, "do_lower_case": False},
         )
-        write_json(
-            scratch / "config_sentence_transformers.json", {"prompts": meta.prompts, "similarity_fn_name": "cosine"}
-        )
+        default = "default" if meta.prompts.get("default") else None  # before every text, as here
+        settings = {"prompts": meta.prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+        write_json(scratch / "config_sentence_transformers.json", settings)
         for place, _ in steps[1:]:
             (scratch / place).mkdir()
         modes = {name: ours == meta.pooling for name, ours in POOLINGS.items()}

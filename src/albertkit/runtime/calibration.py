@@ -6,8 +6,8 @@ written into `albertkit.json`. Training (`train/elastic.py`) calibrates with its
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import METADATA_FILE, model_folder, read_stored
+from albertkit.artifact import METADATA_FILE, model_folder, read_metadata, read_stored, write_metadata
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import read_json, write_json
 from albertkit.runtime.early_exit import (
     CONFIDENCE,
     FIT_SHARE,
@@ -69,11 +68,9 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
         raise AlbertkitError(
             f"{len(examples)} texts are too few to calibrate. Pass {MIN_TEXTS} or more (about 400 for 99 %)."
         )
-    data = read_json(folder / METADATA_FILE)
-    data["details"] = {**data.get("details", {}), "early_exit": found.to_dict()}
-    fresh = folder / f".{METADATA_FILE}.part"
-    write_json(fresh, data)
-    os.replace(fresh, folder / METADATA_FILE)  # noqa: PTH105  atomic
+    metadata, files = read_metadata(folder)
+    details = {**metadata.details, "early_exit": found.to_dict()}
+    write_metadata(folder, dataclasses.replace(metadata, details=details), files)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import group_by_length, pad_batch
 from albertkit.runtime.runtime_model import RuntimeModel, trained_depths
 
@@ -214,8 +214,7 @@ def available_exit_depths(model: RuntimeModel) -> tuple[int, ...]:
     stored = model.metadata.details.get("early_exit")
     if stored is not None:
         return ExitCalibration.from_dict(stored).exit_depths
-    trained = trained_depths(model.metadata.history)
-    return tuple(range(1, model.depth)) if trained is None else trained
+    return tuple(depth for depth in trained_depths(model.config, model.metadata) if depth != model.depth)
 
 
 def calibrated_kind(model: RuntimeModel) -> str:
@@ -328,4 +327,5 @@ def read_depths(
             hidden, here = model.engine.apply_layers(hidden, batch.lengths, here, depth), depth
             for place, output in zip(batch.order, read(hidden, batch.lengths), strict=True):
                 found[depth][place] = output
+    check_finite("outputs", (output for outputs in found.values() for output in outputs))
     return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_finite
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
@@ -179,7 +179,9 @@ def pool(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray, pooling: 
     if pooling == "cls":
         return hidden[:, 0]
     if pooling == "pooler":
-        return model.engine.pooler(hidden[:, 0])
+        first = hidden[:, 0]
+        is_finite = np.isfinite(first).all(axis=1, keepdims=True)  # tanh would hide infinity
+        return np.where(is_finite, model.engine.pooler(first), np.float32(np.nan))
     inside = np.arange(hidden.shape[1])[None, :, None] < lengths[:, None, None]
     if pooling == "max":
         return np.asarray(np.where(inside, hidden, -np.inf).max(axis=1))
@@ -197,7 +199,9 @@ def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOp
         lengths = windows.lengths
         vectors = np.stack([window_mean(vectors, lengths, own, options.pooling) for own in windows.by_text])
     cut = vectors[:, : options.dim]
-    return unit_length(cut) if options.normalize else cut
+    found = unit_length(cut) if options.normalize else cut
+    check_finite("vectors", found)
+    return found
 
 
 def window_mean(
@@ -214,8 +218,10 @@ def window_mean(
 
 
 def unit_length(vectors: np.ndarray) -> np.ndarray:
-    """Rows scaled to length 1."""
-    return np.asarray(vectors / np.maximum(np.sqrt((vectors * vectors).sum(axis=1, keepdims=True)), 1e-12))
+    """Rows scaled to length 1; NaN where the length is beyond the float limit."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+        return np.asarray(vectors / np.where(lengths < np.inf, np.maximum(lengths, 1e-12), np.nan))
 
 
 def token_vectors(
@@ -228,6 +234,7 @@ def token_vectors(
     for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
         for place, row, length in zip(batch.order, model.engine.run(batch, layers), batch.lengths, strict=True):
             vectors[place] = row[:length].copy()
+    check_finite("token vectors", vectors.values())
     return [
         TokenVectors(vectors[place], model.tokenizer.tokens(e.ids), e.offsets, e.ids)
         for place, e in enumerate(encodings)

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.embed import shorten
@@ -203,6 +203,7 @@ class TextGenerator:
                 keys[:, past], values[:, past] = key[:, 0], value[:, 0]
         cache.generated += last is not None
         scores = self.engine.mlm_logits(hidden[:, -1])[:, : self.vocabulary].astype(np.float64)
+        check_finite("scores", scores)
         scores[:, self.banned] = -np.inf
         scores -= scores.max(axis=1, keepdims=True)
         return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))

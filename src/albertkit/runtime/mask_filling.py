@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import MAX_CHARACTERS
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tokenizer import Encoding
 
+MASKS_PER_STEP = 16  # each has the scores of the whole vocabulary
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class MaskPrediction:
     """A predicted word for a mask.
 
@@ -29,8 +31,6 @@ class MaskPrediction:
     word: str
     score: float
     """Its probability."""
-    text: str
-    """The text with the word in its place."""
 
 
 def fill_mask(model: RuntimeModel, text: str, k: int, depth: int | None = None) -> list[list[MaskPrediction]]:
@@ -38,7 +38,7 @@ def fill_mask(model: RuntimeModel, text: str, k: int, depth: int | None = None) 
     encoding, places = encode_masks(model, text, k)
     (batch,) = token_batches([encoding.ids], [encoding.segments])
     hidden = model.engine.run(batch, model.layers_to_apply(depth))[0, places]
-    return mask_predictions(model, text, likeliest_tokens(model, hidden, k))
+    return mask_predictions(model, likeliest_tokens(model, hidden, k))
 
 
 def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list[int]]:
@@ -63,24 +63,24 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
 
 
 def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
-    """The `k` likeliest tokens and their probabilities for hidden states (n, H)."""
-    scores = model.engine.mlm_logits(hidden)[:, : model.tokenizer.vocab_size]
-    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-    scores /= scores.sum(axis=1, keepdims=True)
-    best = np.argsort(-scores, axis=1)[:, :k]
-    return [[(int(i), float(row[i])) for i in top] for row, top in zip(scores, best, strict=True)]
+    """The `k` likeliest tokens and their probabilities for hidden states (n, H); NaN if a score is not finite."""
+    found: list[list[tuple[int, float]]] = []
+    for start in range(0, len(hidden), MASKS_PER_STEP):
+        scores = model.engine.mlm_logits(hidden[start : start + MASKS_PER_STEP])
+        scores = np.where(np.isfinite(scores).all(axis=1, keepdims=True), scores, np.nan)
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores = (scores / scores.sum(axis=1, keepdims=True))[:, : model.tokenizer.vocab_size]
+        best = np.argsort(-scores, axis=1)[:, :k]
+        found += [[(int(i), float(row[i])) for i in top] for row, top in zip(scores, best, strict=True)]
+    return found
 
 
-def mask_predictions(
-    model: RuntimeModel, text: str, tokens: list[list[tuple[int, float]]]
-) -> list[list[MaskPrediction]]:
-    """The tokens of `likeliest_tokens`, for each mask of a text, as words in that text."""
-    parts = text.split("[MASK]")
+def mask_predictions(model: RuntimeModel, tokens: list[list[tuple[int, float]]]) -> list[list[MaskPrediction]]:
+    """The tokens of `likeliest_tokens` as words, for each mask of a text."""
+    check_finite("probabilities", (score for top in tokens for _, score in top))
 
-    def predict(mask: int, token: int, score: float) -> MaskPrediction:
-        shown = model.tokenizer.tokens([token])[0]
-        word = shown.removeprefix("##").replace("▁", "")
-        filled = "[MASK]".join(parts[: mask + 1]) + word + "[MASK]".join(parts[mask + 1 :])
-        return MaskPrediction(word or shown, score, filled)
+    def predict(token: int, score: float) -> MaskPrediction:
+        (shown,) = model.tokenizer.tokens([token])
+        return MaskPrediction(shown.removeprefix("##").replace("▁", "") or shown, score)
 
-    return [[predict(mask, token, score) for token, score in top] for mask, top in enumerate(tokens)]
+    return [[predict(token, score) for token, score in top] for top in tokens]

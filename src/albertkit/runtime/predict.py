@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule
 from albertkit.runtime.embed import list_texts, pool, unit_length
@@ -107,6 +107,7 @@ def task_scores(model: RuntimeModel, features: Sequence[Feature], depth: int | N
         scores = read_heads(model, model.engine.run(batch, layers), batch.lengths)
         for place, row in zip(batch.order, scores, strict=True):
             found[place] = row
+    check_finite("scores", found)
     return found
 
 
@@ -124,6 +125,7 @@ def exit_scores(
     confidence = UncertaintyEstimator(task, features, examples)
     walk = LayerWalk(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
     stats = walk.run([f.ids for f in features], [f.segments for f in features])
+    check_finite("scores", stats.outputs)
     if len(confidence.units) == len(examples):
         return stats
     deepest = np.zeros(len(examples), stats.depths.dtype)  # the two texts of a pair exit separately

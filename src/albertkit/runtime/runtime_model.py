@@ -177,12 +177,28 @@ def quantize_stored(stored: StoredModel, bits: int) -> Weights:
 # Depths a model was trained for ----------------------------------------------------------------------------------
 
 
-def trained_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
-    """The depths for which the vectors of a model were trained; None if any depth may be good.
+def trained_depths(config: AlbertConfig, metadata: ArtifactMetadata, deepest: int | None = None) -> tuple[int, ...]:
+    """The depths for which a model was trained: those of its distillation and its full depth, otherwise every depth.
 
-    >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
+    deepest: the last depth of interest; the default is the full depth.
+
+    >>> history = ({"step": "distill", "settings": {"depths": "3,6"}}, {"step": "frozen classifier"})
+    >>> trained_depths(AlbertConfig(num_hidden_layers=12), ArtifactMetadata(history=history))
+    (3, 6, 12)
+    """
+    full = {metadata.depth or config.num_hidden_layers, config.num_hidden_layers}
+    deepest = max(full) if deepest is None else deepest
+    distilled = _distilled_depths(metadata.history)
+    depths = range(1, deepest + 1) if distilled is None else sorted({*distilled, *full})
+    return tuple(depth for depth in depths if 1 <= depth <= deepest)
+
+
+def _distilled_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """The depths for which the vectors of a model were distilled; None if any depth may be good.
+
+    >>> _distilled_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
     (3, 6)
-    >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
+    >>> _distilled_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
     """
     for step in reversed(history):
         if step.get("step") in ("pretrain", "finetune", "elastic"):
@@ -211,10 +227,9 @@ def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:
 
 def check_trained_depth(config: AlbertConfig, metadata: ArtifactMetadata, depth: int, remedy: str = "") -> None:
     """Raise for a depth for which a model's vectors were not trained; `remedy` is added to the error."""
-    trained = trained_depths(metadata.history)
-    if trained is None or depth in (*trained, metadata.depth, config.num_hidden_layers):
+    if depth in trained_depths(config, metadata, depth):
         return
+    shown = ", ".join(map(str, trained_depths(config, metadata)))
     raise AlbertkitError(
-        f"depth={depth} is not available: this model was trained for depths {', '.join(map(str, trained))}. "
-        f"Pass one of these{remedy}."
+        f"depth={depth} is not available: this model was trained for depths {shown}. Pass one of these{remedy}."
     )

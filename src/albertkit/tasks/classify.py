@@ -57,6 +57,8 @@ class ClassifyTask(Task):
     mean: float = 0.0
     std: float = 1.0
     """Regression: value = mean + std · score."""
+    score_scale: float = 1.0
+    """Scores in training = this times scores; not 1 if temperature or std are in the weights. For early exit."""
 
     name = "classify"
     heads = ("classify",)

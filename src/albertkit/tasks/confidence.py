@@ -22,9 +22,10 @@ MIN_COSINE = 0.95  # vectors agree whose cosine is at least this
 class UncertaintyEstimator:
     """The uncertainty of the examples of a task.
 
-    It is the entropy of the class distribution at temperature 1, divided by its maximum. For several labels it is that
-    of the most uncertain label; for tags, of the most uncertain word; for answers, the maximum of start and end. For
-    values and vectors it is the change since the previous depth, in standard deviations or as 1 - cosine.
+    It is the entropy of the class distribution, divided by its maximum; the scores have the scale of training. For
+    several labels it is that of the most uncertain label; for tags, of the most uncertain word; for answers, the
+    maximum of start and end. For values and vectors it is the change since the previous depth, in standard deviations
+    or as 1 - cosine.
 
     The features of a unit exit together, so that windows and choices are compared at the same depth. `units` contains
     the features of each example, or of each text for tasks that compare vectors.
@@ -72,9 +73,10 @@ class UncertaintyEstimator:
             return found
         if head == "answer":
             return np.array([max(_entropy(row[:, 0][None])[0], _entropy(row[:, 1][None])[0]) for row in rows])
-        table = np.stack(rows)
+        scale = float(getattr(self.task, "score_scale", 1.0))
+        table = np.stack(rows) * scale
         if self.task.kind == "regression":
-            moved: np.ndarray = np.abs(table - np.stack(old))[:, 0]
+            moved: np.ndarray = np.abs(table - np.stack(old) * scale)[:, 0]
             return moved
         if self.task.kind == "multi":  # each class against its absence, as two scores
             pairs = np.stack([table, np.zeros_like(table)], -1)
@@ -135,7 +137,8 @@ def results_agree(task: Task, results: Sequence[Any], full: Sequence[Any]) -> np
     """(examples,) whether two lists of results have the same predictions; values may differ by `MAX_DIFFERENCE`."""
     pairs = zip(results, full, strict=True)
     if task.kind == "regression":
-        return np.array([abs(a.label - b.label) for a, b in pairs]) <= MAX_DIFFERENCE * getattr(task, "std", 1.0)
+        deviation = getattr(task, "std", 1.0) / getattr(task, "score_scale", 1.0)
+        return np.array([abs(a.label - b.label) for a, b in pairs]) <= MAX_DIFFERENCE * deviation
     return np.array([_prediction_of(a) == _prediction_of(b) for a, b in pairs], bool)
 
 

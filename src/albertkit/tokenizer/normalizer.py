@@ -20,6 +20,7 @@ CJK = (
 )
 SPACE = "▁"  # SentencePiece's mark of a word start
 NODE_LIMIT = 1_000_000
+MAX_CACHED_CHARACTERS = 65_536  # about 15 MB; texts of one language have a few thousand
 Spans = list[tuple[int, int]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # A run of letters and digits of scripts that put spaces between words.
@@ -190,6 +191,8 @@ class Normalizer:
             result = prepared.lower() if self.lower else prepared
             if self.table:
                 result = "".join(self.table.longest_match(x, 0)[1] for x in result)
+        if len(self._cache) >= MAX_CACHED_CHARACTERS:
+            self._cache.clear()
         self._cache[c] = result
         return result
 

@@ -10,6 +10,7 @@ import gc
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,9 +248,12 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """A hash of the vocabulary and the rules: equal fingerprints give equal ids."""
-        v, table = self.vocabulary, hashlib.sha256(self.vocabulary.charsmap).hexdigest()
-        rules = [v.kind, v.tokens, v.scores, v.lower, v.strip_accents, table, *([True] if v.split_scripts else [])]
-        return hashlib.sha256(json.dumps(rules).encode()).hexdigest()
+        v = self.vocabulary
+        rules = [v.kind, sorted(v.hidden), v.unk_id, v.lower, v.strip_accents, v.split_scripts]
+        total = hashlib.sha256(json.dumps([rules, v.tokens]).encode())
+        for data in (array("d", v.scores).tobytes(), v.charsmap):
+            total.update(len(data).to_bytes(8, "little") + data)
+        return total.hexdigest()
 
     # --- tokens of each kind ------------------------------------------------------------
 

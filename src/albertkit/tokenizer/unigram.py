@@ -21,7 +21,8 @@ from albertkit.tokenizer.normalizer import SPACE, Normalizer, Spans
 from albertkit.tokenizer.tokenizer_files import remove_bare_marks
 from albertkit.tokenizer.vocabulary import Vocabulary, is_digit_comma
 
-MAX_CACHED_CHARACTERS = 2_000_000  # about 250,000 English words, 50 MB
+MAX_CACHED_BYTES = 24_000_000  # about 110,000 words
+WORD_BYTES = 210  # of a cached word beside its characters
 TEXTS_PER_STEP, WORDS_PER_CALL = 1024, 256
 
 
@@ -58,7 +59,7 @@ class Unigram:
         steps += [remove_bare_marks()] if vocabulary.split_scripts else []
         self._rust.pre_tokenizer = pre_tokenizers.Sequence(steps)
         self._cache: dict[str, tuple[int, ...]] = {}
-        self._cached_characters = 0
+        self._cached_bytes = 0
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts."""
@@ -75,11 +76,11 @@ class Unigram:
 
     def _cache_words(self, texts: list[list[str]]) -> dict[str, tuple[int, ...]]:
         """Add the words of some texts to the cache; returns it."""
-        if self._cached_characters > MAX_CACHED_CHARACTERS:
-            self._cache, self._cached_characters = {}, 0  # another thread may still use the old one
+        if self._cached_bytes > MAX_CACHED_BYTES:
+            self._cache, self._cached_bytes = {}, 0  # another thread may still use the old one
         cache, splits = self._cache, self._digit_comma_splits
         new = list(set().union(*texts).difference(cache))
-        self._cached_characters += sum(map(len, new))
+        self._cached_bytes += sum(map(len, new)) + WORD_BYTES * len(new)
         groups = [new[start : start + WORDS_PER_CALL] for start in range(0, len(new), WORDS_PER_CALL)]
         normalized = [["" if SPACE in word else self.normalize(word)[0] for word in group] for group in groups]
         joined = [" ".join(filter(None, group)) for group in normalized]
