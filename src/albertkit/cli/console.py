@@ -1,13 +1,15 @@
 """Output of commands: JSON lines, aligned tables, notes, progress bars.
 
 In: results. Out: text on stdout, notes and progress on stderr. Colour and progress bars appear on a terminal only;
-click removes the colour in a pipe. Wide characters count as two columns.
+click removes the colour in a pipe. Wide characters count as two columns. Control characters of texts, labels and names
+are printed as escapes; only `style` and `show_status` send sequences to a terminal.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,8 +18,31 @@ from typing import Any, TypeVar
 
 import click
 
+from albertkit.printable import escape_controls, escape_json
+
 T = TypeVar("T")
 JsonValue = Any  # a dict, list, str, number, bool or None
+MARK = os.urandom(16).hex()  # stands for ESC in styled text; random, so that no text can contain it
+
+
+def echo(text: str, err: bool = False) -> None:
+    """Print lines with control characters as escapes, to stdout or stderr."""
+    click.echo(_render(text), err=err)
+
+
+def echo_line(text: str) -> None:
+    """One line on stderr, whatever it quotes."""
+    click.echo(escape_controls(text, keep=""), err=True)
+
+
+def style(text: str, *, bold: bool | None = None, dim: bool | None = None, fg: str | None = None) -> str:
+    """One line in a style, for `echo`."""
+    return click.style(escape_controls(text, keep=""), bold=bold, dim=dim, fg=fg).replace("\x1b", MARK)
+
+
+def _render(text: str) -> str:
+    """The text for a terminal: escapes for control characters, then the sequences of `style`."""
+    return escape_controls(text).replace(MARK, "\x1b")
 
 
 def to_json(value: object) -> JsonValue:
@@ -37,7 +62,12 @@ def to_json(value: object) -> JsonValue:
 
 def print_json(value: object, indent: int | None = None) -> None:
     """One JSON value, on one line unless `indent` is given."""
-    click.echo(json.dumps(to_json(value), indent=indent, ensure_ascii=False))
+    echo_json(json.dumps(to_json(value), indent=indent, ensure_ascii=False))
+
+
+def echo_json(text: str) -> None:
+    """Print a JSON value with control characters as JSON escapes."""
+    click.echo(escape_json(text))
 
 
 def print_result(as_json: bool, value: object, *lines: str) -> None:
@@ -46,7 +76,7 @@ def print_result(as_json: bool, value: object, *lines: str) -> None:
         print_json(value)
         return
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 def round_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -67,7 +97,7 @@ def pad(text: str, width: int, right: bool = False) -> str:
 
 def shorten(text: str, width: int) -> str:
     """A text on one line of at most `width` columns, with an ellipsis where it was cut."""
-    line = " ".join(text.split())
+    line = escape_controls(" ".join(text.split()))
     if display_width(line) <= width:
         return line
     while display_width(line) > width - 1:
@@ -77,20 +107,20 @@ def shorten(text: str, width: int) -> str:
 
 def format_table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), indent: int = 0) -> str:
     """Rows in aligned columns; columns of numbers are aligned to the right."""
-    cells = [*([header] if header else []), *rows]
+    cells = [[escape_controls(cell, keep="") for cell in row] for row in ([header] if header else []) + list(rows)]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(display_width, column)) for column in columns]
     numeric = [all(not c or c.lstrip("+-−")[:1].isdigit() for c in column[bool(header) :]) for column in columns]
     lines = ["  ".join(pad(*cell) for cell in zip(row, widths, numeric, strict=True)).rstrip() for row in cells]
     if header:
-        lines[0] = click.style(lines[0], bold=True)
+        lines[0] = style(lines[0], bold=True)
     return "\n".join(" " * indent + line for line in lines)
 
 
 def format_properties(title: str, values: dict[str, Any]) -> str:
     """A titled list of names and values."""
     rows = [(name, format_value(value)) for name, value in values.items()]
-    return f"\n{click.style(title, bold=True)}\n{format_table(rows, indent=2)}"
+    return f"\n{style(title, bold=True)}\n{format_table(rows, indent=2)}"
 
 
 def format_value(value: object) -> str:
@@ -109,20 +139,20 @@ def format_megabytes(size: int) -> str:
 
 def note(text: str) -> None:
     """A remark on stderr."""
-    click.echo(f"note: {text}", err=True)
+    echo_line(f"note: {text}")
 
 
 def log(text: str) -> None:
     """A line on stderr, printed above a progress bar."""
     from tqdm import tqdm
 
-    tqdm.write(text, file=sys.stderr)
+    tqdm.write(_render(text), file=sys.stderr)
 
 
 def show_status(text: str) -> None:
     """The status of a long step: one line on stderr that the next status replaces, on a terminal only."""
     if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+        click.echo(f"\r\x1b[K{escape_controls(text, keep='')}", err=True, nl=False)
 
 
 def track_progress(items: Iterable[T], unit: str) -> Iterable[T]:

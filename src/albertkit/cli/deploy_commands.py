@@ -13,12 +13,14 @@ import click
 
 from albertkit.cli import arguments as cli
 from albertkit.cli.console import (
+    echo,
     format_megabytes,
     format_properties,
     format_table,
     note,
     print_result,
     show_status,
+    style,
     to_json,
 )
 from albertkit.cli.pretrain_commands import config_option, read_shape
@@ -145,7 +147,7 @@ def describe_plan(result: PlanResult) -> Iterator[str]:
     yield f"one text of {machine.length} tokens, {machine.threads} threads"
     yield f"Python and its libraries use {result.process / 1e6:.0f} MB, in addition to the memory below"
     if not any(proposal.fits for proposal in result.proposals):
-        yield click.style("no model meets these limits; the closest are", bold=True)
+        yield style("no model meets these limits; the closest are", bold=True)
     rows = []
     for proposal in result.proposals:
         measured = proposal.measured
@@ -167,7 +169,7 @@ def describe_plan(result: PlanResult) -> Iterator[str]:
     yield "\n" + format_table(rows, ["", "", "ms", "measured", "MB", "measured", "file MB", *quality, ""], indent=2)
     for proposal in result.proposals:
         if proposal.commands:
-            yield click.style(f"\n{proposal.candidate.name}", bold=True)
+            yield "\n" + style(proposal.candidate.name, bold=True)
             yield from (f"  {step}" for step in proposal.commands)
 
 
@@ -254,4 +256,4 @@ def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], settings: ServeSe
         need(module, "serve", "serving")
     from albertkit.serve import server
 
-    server.serve(folders, settings, indexes, on_ready=lambda address: click.echo(f"serving on {address}"))
+    server.serve(folders, settings, indexes, on_ready=lambda address: echo(f"serving on {address}"))

@@ -15,6 +15,8 @@ import click
 
 from albertkit.cli import arguments as cli
 from albertkit.cli.console import (
+    echo,
+    echo_line,
     format_table,
     log,
     print_json,
@@ -161,7 +163,7 @@ def default_budget(function: cli.Function) -> cli.Function:
     def run(**values: cli.OptionValue) -> None:
         if all(values[name] is None for name in ("steps", "tokens", "minutes")):
             values["minutes"] = DEFAULT_MINUTES
-            click.echo(f"no budget was passed: training for {DEFAULT_MINUTES:g} minutes", err=True)
+            echo_line(f"no budget was passed: training for {DEFAULT_MINUTES:g} minutes")
         function(**values)
 
     return run
@@ -209,7 +211,7 @@ def pretrain(
         rows = [
             (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in describe(task).items()
         ]
-        click.echo(format_table(rows))
+        echo(format_table(rows))
         return
     print_trained(train(task, settings, output, resume=values["resume"], log=log, progress_bar=True))
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from albertkit.errors import AlbertkitError, need
+from albertkit.printable import escape_json
 from albertkit.runtime.engine import cores
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 
@@ -193,7 +194,7 @@ class JsonFormatter(logging.Formatter):
             frames = traceback.extract_tb(trace)[-8:]
             line["error"] = kind.__name__
             line["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-        return orjson.dumps(line, default=str).decode()
+        return escape_json(orjson.dumps(line, default=str).decode())
 
 
 def configure_logging() -> None:
