@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from albertkit.tasks.generation import GeneratedText
     from albertkit.tasks.tag import IntentResult, TagResult
 
+TOKEN_VECTOR_TEXTS = 64  # texts whose token vectors are computed together; bounds memory
 T = TypeVar("T")
 Texts = str | Iterable[str]
 
@@ -193,6 +195,18 @@ class Albert(RuntimeModel):
         """
         return _one_or_all(embedding.token_vectors(self, texts, depth, layer), isinstance(texts, str))
 
+    def token_vectors_iter(
+        self, texts: Iterable[str], *, layer: int | None = None, depth: int | None = None
+    ) -> Iterator[TokenVectors]:
+        """The results of `token_vectors` one by one, in bounded memory for any number of texts.
+
+        >>> next(Albert().token_vectors_iter(open("texts.txt"))).vectors.shape  # doctest: +SKIP
+        (12, 384)
+        """
+        rest = iter([texts] if isinstance(texts, str) else texts)
+        while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
+            yield from embedding.token_vectors(self, group, depth, layer)
+
     @overload
     def similarity(self, first: str, second: str, **keywords: Unpack[EmbedKeywords]) -> float: ...
     @overload
@@ -212,7 +226,7 @@ class Albert(RuntimeModel):
         keywords["normalize"] = True  # a cosine, even if the model's vectors are not normalised
         a = self.embed(first, **keywords)
         b = a if second is None else self.embed(second, **keywords)
-        table: np.ndarray = np.atleast_2d(a) @ np.atleast_2d(b).T
+        table: np.ndarray = (np.atleast_2d(a) @ np.atleast_2d(b).T).clip(-1, 1)  # rounding may exceed 1
         if a.ndim == b.ndim == 1:
             return float(table[0, 0])
         row: np.ndarray = table[0] if a.ndim == 1 else table[:, 0] if b.ndim == 1 else table

@@ -1,8 +1,9 @@
-"""Streaming writer of vectors and results: .npy, .jsonl and .parquet.
+"""Streaming writer of vectors and results: .npy, .npz, .jsonl and .parquet.
 
-In: texts with their vectors (`open_vector_writer`), or tables of results (`ParquetTables`, for `bulk/worker.py`).
-Out: a file, written as NAME.part and renamed when it is complete. After an interruption, NAME.part is usable and the
-error explains how to resume. Memory use is bounded. `text_reader.py` reads texts.
+In: texts with their vectors (`open_vector_writer`) or with the vectors of their tokens (`open_token_writer`), or tables
+of results (`ParquetTables`, for `bulk/worker.py`). Out: a file, written as NAME.part and renamed when it is complete.
+After an interruption, NAME.part is usable and the error explains how to resume. Memory use is bounded, except that
+NAME.npz keeps the words of its tokens. `text_reader.py` reads texts.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,11 +29,35 @@ if TYPE_CHECKING:
 ROW_GROUP = 4096  # rows of a Parquet row group
 
 
-@contextlib.contextmanager
-def open_vector_writer(target: Path, overwrite: bool = False) -> Iterator[Callable[[str, np.ndarray], None]]:
+class Tokens(Protocol):
+    """What is written of `runtime.embed.TokenVectors`."""
+
+    @property
+    def tokens(self) -> Sequence[str]: ...
+    @property
+    def offsets(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def vectors(self) -> np.ndarray: ...
+
+
+def open_vector_writer(
+    target: Path, overwrite: bool = False
+) -> contextlib.AbstractContextManager[Callable[[str, np.ndarray], None]]:
     """A function that writes one text with its vector; the suffix of the target selects the format."""
-    if target.suffix not in VECTOR_WRITERS:
-        raise AlbertkitError(f"{target} ends with {target.suffix!r}. Use one of {', '.join(VECTOR_WRITERS)}.")
+    return _open_writer(target, VECTOR_WRITERS, overwrite)
+
+
+def open_token_writer(
+    target: Path, overwrite: bool = False
+) -> contextlib.AbstractContextManager[Callable[[str, Tokens], None]]:
+    """A function that writes one text with its tokens; the suffix of the target selects the format."""
+    return _open_writer(target, TOKEN_WRITERS, overwrite)
+
+
+@contextlib.contextmanager
+def _open_writer(target: Path, writers: Mapping[str, Any], overwrite: bool) -> Iterator[Callable[[str, Any], None]]:
+    if target.suffix not in writers:
+        raise AlbertkitError(f"{target} ends with {target.suffix!r}. Use one of {', '.join(writers)}.")
     part = target.with_name(target.name + ".part")
     for path in (target, part):
         if path.exists() and not overwrite:
@@ -41,7 +69,7 @@ def open_vector_writer(target: Path, overwrite: bool = False) -> Iterator[Callab
     except OSError as error:
         raise AlbertkitError(f"{part} cannot be written: {error.strerror}. Choose another place.") from None
     with file:
-        writer = VECTOR_WRITERS[target.suffix](file)
+        writer = writers[target.suffix](file)
         try:
             yield writer.write
         except (KeyboardInterrupt, OSError, AlbertkitError) as error:
@@ -69,18 +97,33 @@ def vector_json(text: str, vector: np.ndarray) -> str:
     return json.dumps(row, ensure_ascii=False)
 
 
+def token_json(text: str, found: Tokens) -> str:
+    """A text, its tokens, the characters they cover and their vectors as one line of JSON."""
+    vectors = [[round(value, 7) for value in row] for row in found.vectors.tolist()]
+    row = {"text": replace_surrogates(text), "tokens": found.tokens, "offsets": found.offsets, "vectors": vectors}
+    return json.dumps(row, ensure_ascii=False)
+
+
 class JsonlVectors:
     """One JSON object per line, with text and vector."""
+
+    as_json: Callable[[str, Any], str] = staticmethod(vector_json)
 
     def __init__(self, file: Any) -> None:
         self.file, self.rows = file, 0
 
-    def write(self, text: str, vector: np.ndarray) -> None:
-        self.file.write(vector_json(text, vector).encode() + b"\n")
+    def write(self, text: str, vector: Any) -> None:
+        self.file.write(self.as_json(text, vector).encode() + b"\n")
         self.rows += 1
 
     def close(self) -> None:
         """Do nothing: every line is already written."""
+
+
+class JsonlTokens(JsonlVectors):
+    """One JSON object per line, with text, tokens, offsets and vectors."""
+
+    as_json = staticmethod(token_json)
 
 
 class NpyVectors:
@@ -132,6 +175,42 @@ class ParquetVectors:
         self.tables.close()
 
 
+class NpzTokens:
+    """Arrays for the tokens of all texts: vectors (tokens, H), tokens (tokens,), offsets (tokens, 2); and counts
+    (texts,), the number of tokens of each text.
+
+    The vectors wait in a file, because an archive needs their number first.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.rows, self.width = file, 0, 0
+        self.vectors = tempfile.TemporaryFile(dir=Path(file.name).parent)  # noqa: SIM115  closed in `close`
+        self.counts: list[int] = []
+        self.tokens, self.offsets = [np.empty(0, np.str_)], [np.empty((0, 2), np.int64)]
+
+    def write(self, text: str, found: Tokens) -> None:
+        self.width = found.vectors.shape[1]
+        self.vectors.write(np.ascontiguousarray(found.vectors, "<f4").tobytes())
+        self.counts.append(len(found.tokens))
+        self.tokens.append(np.array(found.tokens, np.str_))
+        self.offsets.append(np.array(found.offsets, np.int64).reshape(-1, 2))
+        self.rows += 1
+
+    def close(self) -> None:
+        tokens, offsets = np.concatenate(self.tokens), np.concatenate(self.offsets)
+        arrays = {"tokens": tokens, "offsets": offsets, "counts": np.array(self.counts, np.int64)}
+        with self.vectors, zipfile.ZipFile(self.file, "w") as archive:
+            with archive.open("vectors.npy", "w", force_zip64=True) as member:
+                header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), self.width)}
+                np.lib.format.write_array_header_1_0(member, header)
+                self.vectors.seek(0)
+                shutil.copyfileobj(self.vectors, member)
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+TOKEN_WRITERS: dict[str, type[JsonlTokens] | type[NpzTokens]] = {".jsonl": JsonlTokens, ".npz": NpzTokens}
 VECTOR_WRITERS: dict[str, type[NpyVectors] | type[JsonlVectors] | type[ParquetVectors]] = {
     ".npy": NpyVectors,
     ".jsonl": JsonlVectors,

@@ -117,6 +117,7 @@ output_argument = path_argument("output")
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 force_option = option("--force", is_flag=True, help="Replace an existing output.")
 depth_option = option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+device_option = option("--device", default="cpu", help="cpu, or cuda to run on a GPU with torch.")
 threads_option = advanced_option("--threads", type=click.IntRange(1, 1024), help="CPU threads  [default: all cores]")
 text_column_option = option(
     "--text-column", help="Column (.csv, .tsv, .parquet) or field (.jsonl, stdin) with the text  [default: text]"
@@ -209,12 +210,13 @@ class ModelOptions:
     threads: int | None = None
     depth: int | None = None
     early_exit: str | None = None
+    device: str = "cpu"
 
     def open(self) -> Albert:
         """The model, ready to run."""
         from albertkit.albert import Albert
 
-        return Albert(self.model, bits=self.quantize_bits, threads=self.threads)
+        return Albert(self.model, bits=self.quantize_bits, threads=self.threads, device=self.device)
 
     def depth_options(self) -> dict[str, Any]:
         """The keywords depth and early_exit of `Albert`."""
@@ -226,8 +228,10 @@ class ModelOptions:
         return int(self.bits) if self.bits else None
 
 
-def model_options(required: bool = False, early_exit: bool = False) -> Callable[[Function], Function]:
-    """Add --model, --depth, --bits, --threads (and --early-exit); the command receives `model: ModelOptions`."""
+def model_options(
+    required: bool = False, early_exit: bool = False, device: bool = False
+) -> Callable[[Function], Function]:
+    """Add --model, --depth, --bits, --threads (and --early-exit, --device), as `model: ModelOptions` of the command."""
     default = "" if required else f"  {DEFAULT_MODEL}"
     exit_option = option(
         "--early-exit",
@@ -238,6 +242,7 @@ def model_options(required: bool = False, early_exit: bool = False) -> Callable[
         option("-m", "--model", required=required, help=f"Model folder or name.{default}"),
         depth_option,
         *([exit_option] if early_exit else []),
+        *([device_option] if device else []),
         advanced_option("--bits", type=click.Choice(["8", "4"]), help="Quantize a float model when it is opened."),
         threads_option,
     )
@@ -267,6 +272,11 @@ class BulkInput:
                 if getattr(self, name) is not None:
                     raise AlbertkitError(f"--{name} needs --engine. Add --engine local or --engine ray.")
             return False
+        if model.device != "cpu":
+            raise AlbertkitError(
+                f"--device {model.device} is not available with --engine {self.engine}, whose workers run on the CPU. "
+                "Omit one of them."
+            )
         if not texts.texts or output is None:
             raise AlbertkitError(
                 f"--engine {self.engine} needs input files as TEXTS and an output folder. "

@@ -55,6 +55,7 @@ class ServeSettings:
     port: int = setting(8080, "Port to listen on; 0 for a free one.")
     workers: int = setting(1, "Processes that share the port and the model's memory; several have one thread each.")
     threads: int | None = setting(None, "CPU threads [default: all cores].")
+    device: str = setting("cpu", "cpu, or cuda to run on a GPU with torch.")
     bits: int | None = setting(None, "Quantize float models when they are opened: 8 or 4.")
     token_budget: int = setting(1024, "Maximum tokens per batch. Texts of all clients share a batch.")
     deadline: float = setting(30.0, "Maximum seconds per request; a request that would take longer is rejected.")
@@ -94,6 +95,11 @@ class ServeSettings:
             raise AlbertkitError(f"bits={self.bits} is not valid; choose 8 or 4")
         if self.workers > 1 and self.threads not in (None, 1):
             raise AlbertkitError(f"threads={self.threads} is not valid: workers have one thread each. Omit it.")
+        if self.workers > 1 and self.device != "cpu":
+            raise AlbertkitError(
+                f"workers={self.workers} is not available with device={self.device!r}: several processes cannot share "
+                "a GPU's model. Omit workers or device."
+            )
         for name in ("max_bytes", "max_response_bytes"):
             if self.max_pending_bytes < getattr(self, name):
                 raise AlbertkitError(

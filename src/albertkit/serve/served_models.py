@@ -147,7 +147,13 @@ class ServedModel:
     def open(cls, source: ModelSource, settings: ServeSettings, threads: int) -> ServedModel:
         """Open a model and compute a full batch, which checks it, warms it up and measures its speed."""
         stamp = source.stamp()
-        albert = Albert(source.folder, bits=settings.bits, threads=threads, token_budget=settings.token_budget)
+        albert = Albert(
+            source.folder,
+            bits=settings.bits,
+            threads=threads,
+            device=settings.device,
+            token_budget=settings.token_budget,
+        )
         length = min(64, albert.max_tokens)
         rows = max(1, settings.token_budget // length)
         ids = np.full((rows, length), min(5, albert.config.vocab_size - 1))
