@@ -15,11 +15,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import format_table, note, print_result, shorten, to_json, track_progress
+from albertkit.cli.console import (
+    echo_json,
+    echo_line,
+    format_table,
+    note,
+    print_result,
+    shorten,
+    to_json,
+    track_progress,
+)
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert
+    from albertkit.runtime.embed import TokenVectors
     from albertkit.tasks.examples import DialogueTurn
 
 MAX_COMPARED = 1000
@@ -29,11 +39,13 @@ bulk_output_option = cli.path_option("-o", "--output", help="With --engine: outp
 
 @cli.command("cat notes.txt | albertkit embed -o notes.npy")
 @cli.text_input
-@cli.model_options(early_exit=True)
+@cli.model_options(early_exit=True, device=True)
 @cli.path_option("-o", "--output", help="Output file: .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
+@cli.option("--tokens", is_flag=True, help="Compute the vector of each token. Output files are .jsonl or .npz.")
 @cli.option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
 @cli.option("--prompt", help="Prefix of each text: a text, or the name of one of the model's prompts.")
 @cli.option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
+@cli.option("--normalize/--no-normalize", default=None, help="Scale vectors to length 1  [default: the model's]")
 @cli.force_option
 @cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 for the embeddings, -1 for the last layer.")
 @cli.advanced_option(
@@ -47,6 +59,7 @@ def embed(
     texts: cli.TextInput,
     model: cli.ModelOptions,
     output: Path | None,
+    tokens: bool,
     force: bool,
     bulk: cli.BulkInput,
     **embed_options: cli.OptionValue,
@@ -55,10 +68,17 @@ def embed(
 
     The command streams its input, so memory use is bounded. After Ctrl-C, OUTPUT.part contains the finished vectors.
 
+    With --tokens, the output has the tokens of each text, the characters [start, end) that each covers, and one vector
+    per token. Special tokens cover [0, 0). Texts longer than the model's maximum are truncated. A .npz file has the
+    arrays vectors, tokens and offsets of all texts, and counts, the number of tokens of each text.
+
     Add --engine to process many files in parallel:
 
       albertkit embed --engine local 'texts/*.jsonl' -o vectors
     """
+    if tokens:
+        embed_tokens(texts, model, output, force, embed_options["layer"])
+        return
     options = {**embed_options, **model.depth_options()}
     if bulk.run("embed", texts, model, output, options):
         return
@@ -71,7 +91,7 @@ def embed(
     vectors = zip(shown, found, strict=True)
     if output is None:
         for text, vector in vectors:
-            click.echo(vector_json(text, vector))
+            echo_json(vector_json(text, vector))
     else:
         with open_vector_writer(output, force) as write:
             for text, vector in track_progress(vectors, "texts"):
@@ -79,13 +99,50 @@ def embed(
     report_exits(list(exit_depths.elements()), model.depth or albert.depth)
 
 
+def embed_tokens(
+    texts: cli.TextInput, model: cli.ModelOptions, output: Path | None, force: bool, layer: int | None
+) -> None:
+    """`embed --tokens`."""
+    from albertkit.vector_writer import open_token_writer, token_json
+
+    context = click.get_current_context()
+    for name in ("pooling", "dim", "prompt", "normalize", "long_texts", "early_exit", "engine"):
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise AlbertkitError(
+                f"--{name.replace('_', '-')} is not available with --tokens, which writes hidden states unchanged. "
+                "Omit one of them."
+            )
+    albert = model.open()
+    truncated = list[int]()
+    shown, embedded = tee(texts)
+
+    def results() -> Iterator[tuple[str, TokenVectors]]:
+        found = albert.token_vectors_iter(embedded, layer=layer, depth=model.depth)
+        for number, (text, result) in enumerate(zip(shown, found, strict=True), 1):
+            if len(result.ids) == albert.max_tokens and max(end for _, end in result.offsets) < len(text.rstrip()):
+                truncated.append(number)
+            yield text, result
+        if truncated:
+            count = f"{len(truncated):,} of {number:,} texts {'is' if len(truncated) == 1 else 'are'}"
+            note(
+                f"{count} longer than the model's {albert.max_tokens} tokens and truncated; "
+                f"the first is number {truncated[0]:,}. Split long texts first."
+            )
+
+    if output is None:
+        for text, result in results():
+            echo_json(token_json(text, result))
+        return
+    with open_token_writer(output, force) as write:
+        for text, result in track_progress(results(), "texts"):
+            write(text, result)
+
+
 def report_exits(depths: list[int], full_depth: int) -> None:
     """Print the mean depth of early exit to stderr."""
     if depths:
         mean = sum(depths) / len(depths)
-        click.echo(
-            f"{mean:.2f} layers per text on average, {full_depth / mean:.2f} × fewer than {full_depth}", err=True
-        )
+        echo_line(f"{mean:.2f} layers per text on average, {full_depth / mean:.2f} × fewer than {full_depth}")
 
 
 @cli.command("albertkit similar 'a cat sat' 'the dog stood'")
@@ -150,7 +207,7 @@ def generate(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, **set
 
 @cli.command("albertkit classify -m sentiment 'what a lovely film'")
 @cli.text_input
-@cli.model_options(required=True, early_exit=True)
+@cli.model_options(required=True, early_exit=True, device=True)
 @cli.option("--pair", help="Second text, paired with each of TEXTS.")
 @cli.json_option
 @bulk_output_option
@@ -184,7 +241,7 @@ def classify(
 
 @cli.command("albertkit tag -m ner 'Angela Merkel visited Paris.'")
 @cli.text_input
-@cli.model_options(required=True, early_exit=True)
+@cli.model_options(required=True, early_exit=True, device=True)
 @cli.json_option
 @bulk_output_option
 @cli.bulk_options
