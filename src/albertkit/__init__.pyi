@@ -40,6 +40,7 @@ from albertkit.text_reader import Record
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune import EvaluationResult, evaluate, finetune
 from albertkit.train.frozen_head import FinetuneResult
+from albertkit.unreadable_text import UnreadableTextError, UnreadableTextWarning
 
 __version__: str
 
@@ -51,7 +52,7 @@ __all__ = [
     "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction",
     "MatchResult", "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample",
     "Record", "RewriteExample", "SearchHit", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
-    "TextExample", "TokenVectors", "Tokenizer", "calibrate", "cluster", "convert", "evaluate", "export", "finetune",
+    "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning", "calibrate", "cluster", "convert", "evaluate", "export", "finetune",
     "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve", "shape_cost",
     "write_artifact",
 ]

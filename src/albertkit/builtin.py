@@ -27,6 +27,8 @@ DEFAULT = "small"  # the model of `Albert()`
 PRETRAINED = {DEFAULT: "small-pretrained", "small-zh": "small-zh-pretrained"}
 """For each model of vectors, the one that fills masks and is the start for fine-tuning on tokens."""
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
+KANA = re.compile(r"[\u3040-\u30ff]")  # Japanese texts contain Chinese characters too
+LATIN = re.compile("[A-Za-z]")
 
 
 def base_models(examples: Sequence[object]) -> tuple[str, str]:
@@ -34,6 +36,17 @@ def base_models(examples: Sequence[object]) -> tuple[str, str]:
     is_chinese = 2 * sum(bool(CHINESE.search(repr(example))) for example in examples) > len(examples)
     vectors = "small-zh" if is_chinese else DEFAULT
     return vectors, PRETRAINED[vectors]
+
+
+def language_model(text: str) -> str | None:
+    """The built-in model of vectors for the language of a text; None if there is none.
+
+    >>> language_model("我想退货"), language_model("a cat"), language_model("кошка")
+    ('small-zh', 'small', None)
+    """
+    if CHINESE.search(text) and not KANA.search(text):
+        return "small-zh"
+    return DEFAULT if LATIN.search(text) else None
 
 
 def mask_model(model: Path | str | None) -> str | None:

@@ -40,6 +40,7 @@ from albertkit.bulk.worker import (
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.file_io import add_checksum, take_checksum
 from albertkit.text_reader import TextFile
+from albertkit.unreadable_text import UnreadableTexts, report_unreadable
 
 MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # Parquet readers skip names that start with "_"
 Engine = Callable[[BulkJob, Iterable[WorkPart], int], Iterator[PartResult]]
@@ -55,6 +56,7 @@ class BulkSummary:
     done_rows: int  # by this run
     done_parts: int
     bad_rows: int  # rows without a text, in this run
+    unreadable_rows: int  # texts that the model cannot read, in this run
     damaged_parts: int  # of an earlier run, computed again
     seconds: float
     rows_per_second: float
@@ -81,18 +83,22 @@ def bulk(
         table, files = folder.open(progress)
         total, (finished, damaged) = int(table["rows"].sum()), folder.earlier_parts(table)
         rows = before = int(table["rows"][finished].sum())
-        bad_rows = done_parts = 0
+        bad_rows, done_parts, unreadable = 0, 0, UnreadableTexts(0, 0)
         progress("parts", rows, total)
         numbers = np.setdiff1d(np.arange(len(table)), finished).tolist()
         parts = (get_part(table, files, number) for number in numbers)
         for result in engine(job, parts, min(workers, len(numbers))) if numbers else ():
             rows, bad_rows, done_parts = rows + result.rows, bad_rows + result.bad_rows, done_parts + 1
+            unreadable += result.unreadable
             progress("parts", rows, total)
         folder.check_complete(table)
+    report_unreadable(unreadable)
     seconds = time.perf_counter() - began
     done_rows = rows - before
     rate = done_rows / seconds
-    return BulkSummary(total, len(table), done_rows, done_parts, bad_rows, len(damaged), seconds, rate)
+    return BulkSummary(
+        total, len(table), done_rows, done_parts, bad_rows, unreadable.count, len(damaged), seconds, rate
+    )
 
 
 def check_job(job: BulkJob) -> None:

@@ -20,6 +20,7 @@ from albertkit.bulk.parts import WorkPart, read_part
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest
 from albertkit.text_reader import BadRow
+from albertkit.unreadable_text import UnreadableTexts, collect_unreadable
 
 GROUP_ROWS = 16_384  # rows written at once
 TASKS = ("embed", "classify", "tag")
@@ -70,6 +71,7 @@ class PartResult:
 
     rows: int
     bad_rows: int
+    unreadable: UnreadableTexts
 
 
 def part_name(number: int, format: OutputFormat) -> str:
@@ -111,7 +113,8 @@ class PartWorker:
         target = f"{self.folder}/{name}"
         try:
             with open_output(self.storage, target, f"{self.folder}/{checksum_name(name)}") as file:
-                rows, bad_rows = self._write(file, part)
+                with collect_unreadable() as found:
+                    rows, bad_rows = self._write(file, part)
                 if rows != part.rows:
                     raise AlbertkitError(
                         f"{part.file.name} has {rows} rows, but {part.rows} were planned. Copy it again."
@@ -121,7 +124,7 @@ class PartWorker:
                 f"writing {target} failed: {error.strerror or error}. Fix this, then rerun the command to resume "
                 "after the finished parts."
             ) from None
-        return PartResult(rows, bad_rows)
+        return PartResult(rows, bad_rows, sum(found, UnreadableTexts(0, 0)))
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""

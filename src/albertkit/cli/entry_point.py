@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import NoReturn
 
 import click
 
 from albertkit import __version__
+from albertkit.cli.console import echo, echo_line
 from albertkit.errors import AlbertkitError
 
 # Group → module → command → one line for `albertkit --help`.
@@ -109,30 +111,37 @@ def app() -> None:
     """The ALBERT toolkit: one compact transformer, from raw text to a deployed service."""
 
 
+def show_warning(message: Warning | str, *_: object) -> None:
+    """A warning of the library or of Python, as one line on stderr."""
+    echo_line(f"warning: {message}")
+
+
 def main() -> NoReturn:
     """Run a command; every error becomes one line on stderr and exit code 2."""
     code = 0
     try:
-        code = app(standalone_mode=False) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            code = app(standalone_mode=False) or 0
     except AlbertkitError as error:
-        click.echo(f"albertkit: {error}", err=True)
+        echo_line(f"albertkit: {error}")
         code = 2
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        echo(error.format_message())
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "albertkit"
-        click.echo(f"{path}: {error.format_message()} (see {path} --help)", err=True)
+        echo_line(f"{path}: {error.format_message()} (see {path} --help)")
         code = 2
     except (OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()  # the pipe's reader has exited; otherwise Python reports an error about stdout at exit
         else:
             reason = getattr(error, "strerror", None) or "out of memory"
-            click.echo(f"albertkit: {reason}: {getattr(error, 'filename', None) or 'the output'}", err=True)
+            echo_line(f"albertkit: {reason}: {getattr(error, 'filename', None) or 'the output'}")
             code = 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("albertkit: stopped", err=True)
+        echo_line("albertkit: stopped")
         code = 130
     sys.exit(code)
 

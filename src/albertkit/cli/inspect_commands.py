@@ -15,12 +15,14 @@ import click
 from albertkit.cli import arguments as cli
 from albertkit.cli.console import (
     display_width,
+    echo,
     format_megabytes,
     format_properties,
-    note,
     pad,
     print_json,
     print_result,
+    shorten,
+    style,
 )
 from albertkit.errors import AlbertkitError
 
@@ -45,7 +47,7 @@ def models(as_json: bool) -> None:
     width = max(map(len, BUILTINS)) + 2
     for model in map(describe, BUILTINS):
         size = f"{format_megabytes(model.bytes)} {model.quantization or 'float32'}"
-        title = click.style(f"{model.name:{width}}", bold=True) + model.purpose
+        title = style(f"{model.name:{width}}", bold=True) + model.purpose
         about = " · ".join(filter(None, [model.language, size, model.licence]))
         scores = "; ".join(format_scores(model.scores))
         print_result(as_json, model, title, *(" " * width + line for line in (about, scores) if line))
@@ -102,6 +104,8 @@ def info(source: Path, as_json: bool) -> None:
 @cli.json_option
 def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_length: int | None, as_json: bool) -> None:
     """Show the tokens of TEXTS, or of the lines of --file or stdin: ids, segments and character offsets."""
+    from albertkit.unreadable_text import find_unreadable, report_unreadable
+
     tokenizer = cli.open_tokenizer(model)
     for text in texts:
         encoding = tokenizer.encode(text, pair, max_length=max_length)
@@ -109,8 +113,7 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
         ids = {"ids": encoding.ids, "segments": encoding.segments, "offsets": encoding.offsets}
         lines = (" ".join(tokens), " ".join(map(str, encoding.ids)))
         print_result(as_json, {"text": text, "tokens": tokens, **ids}, *lines)
-        if encoding.unknown_fraction > 0.5:
-            note(f"more than half of the tokens of {text[:30]!r} are unknown. Check that the vocabulary fits the text.")
+        report_unreadable(find_unreadable(tokenizer, [text]))
 
 
 @cli.command("albertkit explain -m sentiment 'what a lovely film' -o film.html")
@@ -166,7 +169,7 @@ def explain(
     elif output is None:
         print_explanation(explanation)
     else:
-        click.echo(f"{output}: {explanation.target}, {format_target(explanation)}")
+        echo(f"{output}: {explanation.target}, {format_target(explanation)}")
 
 
 def format_target(explanation: Explanation) -> str:
@@ -178,42 +181,41 @@ def format_target(explanation: Explanation) -> str:
 
 def print_explanation(explanation: Explanation) -> None:
     """Words with bars, then the layers."""
-    click.echo(f"{explanation.kind}: {explanation.target}, {format_target(explanation)}")
+    echo(f"{explanation.kind}: {explanation.target}, {format_target(explanation)}")
     for attribution in explanation.attributions:
         ends = f"{attribution.full:+.2f} for the full text, {attribution.empty:+.2f} with all words hidden"
-        click.echo(f"\n{attribution.method}, {ends}")
+        echo(f"\n{attribution.method}, {ends}")
         print_word_bars(explanation, attribution.values.tolist())
     print_layers(explanation)
 
 
 def print_word_bars(explanation: Explanation, values: list[float]) -> None:
     """One line per word: its value, and a bar as long as its absolute value."""
-    # Unprintable characters could move the cursor.
-    names = ["".join(c if c.isprintable() else "�" for c in word.text[:WORD_WIDTH]) for word in explanation.words]
+    names = [shorten(word.text, WORD_WIDTH) for word in explanation.words]
     width = max(map(display_width, names))
     largest = max(*(abs(value) for value in values), 1e-9)
     part = ""
     for word, name, value in zip(explanation.words, names, values, strict=True):
         if word.part != part and len(explanation.parts) > 1:
-            click.echo(f"  [{word.part}]")
+            echo(f"  [{word.part}]")
         part = word.part
         size = math.ceil(BAR_WIDTH * abs(value) / largest) if abs(value) > largest / 200 else 0
-        bar = click.style(("█" if value > 0 else "░") * size, fg="green" if value > 0 else "red")
-        click.echo(f"  {pad(name, width)}  {value:+7.3f}  {bar}")
+        bar = style(("█" if value > 0 else "░") * size, fg="green" if value > 0 else "red")
+        echo(f"  {pad(name, width)}  {value:+7.3f}  {bar}")
 
 
 def print_layers(explanation: Explanation) -> None:
     """The prediction after each layer, and where early exit would stop."""
     uncertainty, early_exit = explanation.uncertainty, explanation.early_exit
     heading = f" (uncertainty: {early_exit.kind}, as --early-exit compares it)" if early_exit and uncertainty else ""
-    click.echo(f"\nlayer by layer{heading}")
+    echo(f"\nlayer by layer{heading}")
     for layer in explanation.layers:
         predictions = "  ".join(
             name if probability is None else f"{name} {probability:.0%}" for name, probability in layer.summary
         )
         shown = f"  uncertainty {uncertainty[layer.depth]:.3f}" if layer.depth in uncertainty else ""
-        click.echo(f"  {layer.depth:>3}  {layer.value:+7.3f}{shown}  {predictions}".rstrip())
+        echo(f"  {layer.depth:>3}  {layer.value:+7.3f}{shown}  {predictions}".rstrip())
     if explanation.stable_depth is not None:
-        click.echo(f"  unchanged from layer {explanation.stable_depth} on")
+        echo(f"  unchanged from layer {explanation.stable_depth} on")
     if early_exit is not None and early_exit.exit_depth_99 is not None:
-        click.echo(f"  --early-exit 99% exits after layer {early_exit.exit_depth_99}")
+        echo(f"  --early-exit 99% exits after layer {early_exit.exit_depth_99}")

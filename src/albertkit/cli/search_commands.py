@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import print_result, shorten, track_progress
+from albertkit.cli.console import echo_line, print_result, shorten, style, track_progress
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ index_model_option = cli.option(
     help="Unit of a record in a text file.",
 )
 @cli.option("--delete", multiple=True, help="Delete this id, or all records of this file. Repeatable.")
+@cli.option("--max-unknown", default=0.1, help="Largest share of texts that the model cannot read; 1 accepts all.")
 @cli.option("--keep", is_flag=True, help="Keep records that FILES no longer contain.")
 @cli.force_option
 @cli.json_option
@@ -55,6 +56,7 @@ def index(
     """
     from albertkit.search.index import Index
     from albertkit.search.index_records import records_from
+    from albertkit.unreadable_text import UnreadableTextError
 
     if not files and not delete:
         raise AlbertkitError("No file was passed. Name files or folders to index, or ids to --delete.")
@@ -74,7 +76,12 @@ def index(
         changed = 0
         if files:
             records = records_from(files, options["text_column"], options["split"], options["id_column"])
-            changed = opened.add(track_progress(records, "texts"))
+            try:
+                changed = opened.add(track_progress(records, "texts"), max_unknown=options["max_unknown"])
+            except UnreadableTextError:
+                if not is_update:
+                    output.unlink(missing_ok=True)  # another model can then create it
+                raise
             deleted += 0 if options["keep"] else opened.delete_unseen(files)
         total = len(opened)
     print_result(
@@ -109,14 +116,13 @@ def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: s
     with Index.open(index, embedder) as opened:
         results = opened.search_many(queries, k, mode)
     for query, hits in zip(queries, results, strict=True):
-        title = [click.style(query, bold=True)] if len(queries) > 1 else []
+        title = [style(query, bold=True)] if len(queries) > 1 else []
         lines = [
-            f"{hit.score:6.3f}  {hit.matched:8}  {shorten(hit.text, 90)}  {click.style(hit.id, dim=True)}"
-            for hit in hits
+            f"{hit.score:6.3f}  {hit.matched:8}  {shorten(hit.text, 90)}  {style(hit.id, dim=True)}" for hit in hits
         ]
         print_result(as_json, {"query": query, "hits": hits}, *title, *lines)
         if not hits and not as_json:
-            click.echo("no results", err=True)
+            echo_line("no results")
 
 
 @cli.command("albertkit cluster reviews.txt -k 12")
@@ -150,7 +156,7 @@ def cluster(
     for number, size in enumerate(clusters.sizes.tolist()):
         nearest = [records[i] for i in clusters.members(number).tolist()]
         texts = [{"line": record.line, "text": record.text} for record in nearest]
-        title = f"{size:6,}  " + click.style(shorten(nearest[0].text, 100), bold=True)
+        title = f"{size:6,}  " + style(shorten(nearest[0].text, 100), bold=True)
         others = (f"        {shorten(record.text, 100)}" for record in nearest[1 : 1 + members])
         print_result(as_json, {"size": size, "central": nearest[0].text, "texts": texts}, title, *others)
 

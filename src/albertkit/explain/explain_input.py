@@ -25,6 +25,7 @@ from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Encoding
+from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import RuntimeModel
@@ -247,6 +248,7 @@ def _vector_rows(albert: RuntimeModel, texts: ExplainInput) -> PartsAndRows:
         encoding = albert.tokenizer.encode(prompt + text)
         _check_fits(len(encoding.ids), albert.max_tokens)
         rows.append((encoding.ids, encoding.segments, _places(encoding, [name], skip=len(prompt))))
+    report_unreadable(find_unreadable(albert.tokenizer, list(parts.values())))
     return parts, rows
 
 

@@ -38,6 +38,7 @@ from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.tag import IntentResult
+from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 AGREEMENT = 0.99  # of `EarlyExitTrace.exit_depth_99`
 PredictionSummary = tuple[tuple[str, float | None], ...]
@@ -275,6 +276,8 @@ class DepthTrace:
             raise AlbertkitError(
                 f"the text has {len(encoding.ids)} tokens; an explained text has at most {albert.max_tokens}."
             )
+        if kind != "fill":
+            report_unreadable(find_unreadable(albert.tokenizer, [f"{text} {pair or ''}"], [encoding.ids]))
         (batch,) = token_batches([encoding.ids], [encoding.segments], max(1, len(encoding.ids)))
         return cls(albert, batch, kind, text, example, k)
 

@@ -21,6 +21,7 @@ from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -144,9 +145,12 @@ def embed_texts(
 
     rule: for early exit. on_exit: called with the depth at which each text exited.
     """
-    start = 0
+    start, has_warned = 0, False
     for chunk in text_chunks(texts):
-        windows = split_texts(model, chunk, options, start)
+        with collect_unreadable() as found:
+            windows = split_texts(model, chunk, options, start)
+        report_unreadable(found[0], is_repeated=has_warned)
+        has_warned |= found[0].count > 0
         if rule is None:
             yield from embed_windows(model, windows, options)
         else:
@@ -229,7 +233,9 @@ def token_vectors(
 ) -> list[TokenVectors]:
     """The vector of each token of each text; long texts are truncated."""
     layers = model.layers_to_apply(depth, layer)
-    encodings = model.tokenizer.encode_batch(list_texts(texts), max_length=model.max_tokens)
+    texts = list_texts(texts)
+    encodings = model.tokenizer.encode_batch(texts, max_length=model.max_tokens)
+    report_unreadable(find_unreadable(model.tokenizer, texts, [e.ids for e in encodings]))
     vectors: dict[int, np.ndarray] = {}
     for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
         for place, row, length in zip(batch.order, model.engine.run(batch, layers), batch.lengths, strict=True):
@@ -279,7 +285,9 @@ def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions
     whole = [
         shorten(model, place, options.prompt + text, options.long_texts) for place, text in enumerate(texts, start)
     ]
-    return split_tokens(model, model.tokenizer.ids_batch(whole), options.long_texts, start)
+    ids = model.tokenizer.ids_batch(whole)
+    report_unreadable(find_unreadable(model.tokenizer, texts, ids))
+    return split_tokens(model, ids, options.long_texts, start)
 
 
 def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: str, start: int = 0) -> TokenWindows:

@@ -25,6 +25,7 @@ from albertkit.runtime.graph_builder import Builder, Graph, as_float
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
+from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -305,6 +306,7 @@ def generate(
     layers = model.layers_to_apply(depth)
     short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]
     sources = task.sources(short, model.tokenizer, model.max_task_tokens)
+    report_unreadable(find_unreadable(model.tokenizer, short, sources))
     most = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)
     if most > model.max_tokens - longest:

@@ -15,6 +15,7 @@ from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import MAX_CHARACTERS
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tokenizer import Encoding
+from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 MASKS_PER_STEP = 16  # each has the scores of the whole vocabulary
 
@@ -59,6 +60,8 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
         raise AlbertkitError(
             f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {model.max_tokens}. Shorten it"
         )
+    bare = text.replace("[MASK]", " ")
+    report_unreadable(find_unreadable(model.tokenizer, [bare], [encoding.ids]))
     return encoding, places
 
 

@@ -8,6 +8,7 @@ queue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -19,9 +20,10 @@ from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import UncertaintyEstimator
-from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample, split_words
+from albertkit.tasks.examples import DialogueTurn, Example, TaggedExample, TextExample, split_words
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
+from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 
 class PredictKeywords(TypedDict, total=False):
@@ -83,7 +85,13 @@ def check_task(model: RuntimeModel, task: str) -> None:
 def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> list[Feature]:
     """The features of examples of a task. Raises if the model was made for another task."""
     check_task(model, task)
-    return list(model.task.features(examples, model.tokenizer, model.max_task_tokens))
+    features = list(model.task.features(examples, model.tokenizer, model.max_task_tokens))
+    unknown = model.tokenizer.unk_id
+    places = sorted({f.example for f in features if unknown is None or unknown in f.ids})
+    texts = [examples[place].joined_text() for place in places if isinstance(examples[place], Example)]
+    found = find_unreadable(model.tokenizer, texts)
+    report_unreadable(replace(found, total=len(examples)))
+    return features
 
 
 def task_depth(model: RuntimeModel, depth: int | None) -> int:

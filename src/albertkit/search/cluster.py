@@ -22,8 +22,8 @@ class Clusters:
     >>> from albertkit import Albert, cluster
     >>> texts = ["a cat", "a kitten", "the train", "a railway"]
     >>> clusters = cluster(Albert().embed(texts), k=2)
-    >>> [texts[row] for row in clusters.central]
-    ['a railway', 'a kitten']
+    >>> sorted(texts[row] for row in clusters.members(0).tolist())
+    ['a railway', 'the train']
     """
 
     labels: np.ndarray

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,13 @@ from albertkit.search.index_file import IndexFile, create_index_file
 from albertkit.search.keywords import KeywordTable
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
 from albertkit.text_reader import Record, replace_surrogates
+from albertkit.unreadable_text import (
+    MAX_UNREADABLE_TEXTS,
+    UnreadableTexts,
+    check_readable,
+    collect_unreadable,
+    report_unreadable,
+)
 
 __all__ = ["Embedder", "Index", "Record", "SearchHit"]
 
@@ -151,19 +158,32 @@ class Index:
 
     # Writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, records: Iterable[Record], batch: int = 512, progress: Callable[[int], object] | None = None) -> int:
+    def add(
+        self,
+        records: Iterable[Record],
+        batch: int = 512,
+        progress: Callable[[int], object] | None = None,
+        max_unknown: float = MAX_UNREADABLE_TEXTS,
+    ) -> int:
         """Add or replace records; returns the number of new or changed records. Only new texts are embedded.
 
         Each batch is one transaction, so a second run resumes after the last batch of a crashed run.
+        max_unknown: the largest share of records whose text the model cannot read; more of them are an error.
         """
-        changed, source = 0, iter(records)
+        changed, source, unreadable = 0, iter(records), UnreadableTexts(0, 0)
         while group := list(islice(source, max(1, batch))):
             records_by_id = {record.id: record for record in map(_storable, group)}
-            vectors = self._embed_new(record.text for record in records_by_id.values())
+            with collect_unreadable() as found:
+                vectors = self._embed_new(record.text for record in records_by_id.values())
+            new = sum(found, UnreadableTexts(0, 0))
+            unreadable += replace(new, total=len(group))
+            if new.count:
+                check_readable(unreadable, max_unknown)
             with self._write():
                 changed += self._add(records_by_id, vectors)
             if progress is not None:
                 progress(len(group))
+        report_unreadable(unreadable)
         return changed
 
     def _embed_new(self, texts: Iterable[str]) -> dict[str, StoredVector]:

@@ -35,7 +35,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.serve import explain_api, openai, search_api, tasks_api, tei
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.middleware import Endpoint, EndpointApp, error_response
-from albertkit.serve.schemas import ERRORS, ErrorResponse, HttpError, OpenAIErrorResponse
+from albertkit.serve.schemas import ERRORS, WARNING_HEADER, ErrorResponse, HttpError, OpenAIErrorResponse
 from albertkit.serve.serve_settings import ApiKeys
 from albertkit.serve.web_security import protect
 
@@ -249,7 +249,7 @@ def make_app(service: Service) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type"],
-        expose_headers=["server-timing", "retry-after", "x-request-id"],
+        expose_headers=["server-timing", "retry-after", "x-request-id", WARNING_HEADER],
     )
     app = Starlette(
         routes=routes,

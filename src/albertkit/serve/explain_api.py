@@ -28,7 +28,7 @@ from albertkit.serve.response_size import (
     TOKEN_BYTES,
     label_bytes,
 )
-from albertkit.serve.schemas import NUMBERS, Count, Served, StrictRequest, TokenItem
+from albertkit.serve.schemas import NUMBERS, Count, Served, StrictRequest, TokenItem, WarnedResponse
 from albertkit.serve.served_models import ServedModel
 from albertkit.serve.tei import token_items
 
@@ -71,7 +71,7 @@ class DepthItem:
 
 
 @dataclass(frozen=True)
-class ExplainResponse:
+class ExplainResponse(WarnedResponse):
     """The prediction at each depth for which the model was trained.
 
     stable_depth: the first depth after which the prediction no longer changes. attention: on request, layers × heads ×

@@ -40,6 +40,7 @@ from albertkit.serve.served_indexes import ServedIndexes
 from albertkit.serve.served_models import ServedModel, ServedModels, TokenCost
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Encoding
+from albertkit.unreadable_text import UnreadableTexts, collect_unreadable
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -123,6 +124,7 @@ class RequestContext:
         self.wait_seconds = self.compute_seconds = 0.0
         self.is_disconnected = False
         self.error_type: str | None = None
+        self.unreadable = UnreadableTexts(0, 0)
 
     def choose_model(self, name: str | None, endpoint: str) -> ServedModel:
         """The model for a request."""
@@ -167,13 +169,16 @@ class RequestContext:
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization. Its time, and that in the queue, count for the deadline."""
 
-        def call() -> T:
+        def call() -> tuple[T, list[UnreadableTexts]]:
             self.check_deadline()
-            result = function(*values)
+            with collect_unreadable() as found:
+                result = function(*values)
             self.check_deadline()
-            return result
+            return result, found
 
-        return await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, call)
+        result, found = await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, call)
+        self.unreadable = sum(found, self.unreadable)
+        return result
 
     async def tokenize(self, function: Callable[[list[S], int], R], items: Sequence[S]) -> AsyncIterator[R]:
         """The results of a function for groups of texts or examples and the place of the first; memory is bounded.
@@ -200,8 +205,15 @@ class RequestContext:
 
     async def run_engine(self, cost: TokenCost, function: Callable[[], T], work: int) -> T:
         """Call a function that uses the engine, on its thread and in its turn; `work` is tokens times layers."""
-        job = BatchJob(EngineCall(cost, function), [()], self.deadline, work=work)
-        (result,) = await self._run(job)
+
+        def call() -> tuple[T, list[UnreadableTexts]]:
+            with collect_unreadable() as found:
+                return function(), found
+
+        job = BatchJob(EngineCall(cost, call), [()], self.deadline, work=work)
+        ((result, found),) = await self._run(job)
+        if not self.unreadable.count:  # other calls may have the same texts
+            self.unreadable = sum(found, self.unreadable)
         return cast(T, result)
 
     async def _run(self, job: BatchJob) -> list[Any]:

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import NoneType
 from typing import Any, get_type_hints
@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from albertkit.errors import AlbertkitError, NonFiniteError
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.response_size import memory_of, write_json
-from albertkit.serve.schemas import HttpError, validation_error
+from albertkit.serve.schemas import WARNING_HEADER, HttpError, WarnedResponse, validation_error
 
 log = logging.getLogger("albertkit.serve")
 Handler = Callable[..., Awaitable[Any]]
@@ -189,6 +189,8 @@ class EndpointApp:
             "wait_ms": round(1000 * context.wait_seconds, 2),
             "compute_ms": round(1000 * context.compute_seconds, 2),
         }
+        if context.unreadable.count:
+            facts["unreadable_texts"] = context.unreadable.count
         if context.is_disconnected or context.error_type is not None:
             facts["error_type"] = context.error_type or "disconnected"
         log.info("request", extra={"facts": facts})
@@ -227,6 +229,8 @@ async def make_response(context: RequestContext, result: Any, most: int | None =
     """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
     if isinstance(result, Response):
         return result
+    if context.unreadable.count and isinstance(result, WarnedResponse):
+        result = replace(result, warnings=[context.unreadable.describe()])
     foreseen = context.response_bytes
     if foreseen > LARGE_RESPONSE:
         body = await context.run_tokenizer(write_json, result, foreseen)
@@ -235,7 +239,10 @@ async def make_response(context: RequestContext, result: Any, most: int | None =
     context.count_bytes(len(body) - foreseen)
     if most is not None and len(body) > most:
         raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {most:,}. Request less at a time.")
-    return Response(body, media_type=JSON)
+    response = Response(body, media_type=JSON)
+    if context.unreadable.count:
+        response.headers[WARNING_HEADER] = context.unreadable.describe(with_example=False)
+    return response
 
 
 async def watch_disconnect(receive: Receive, context: RequestContext, task: asyncio.Task[Any] | None) -> None:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.request_texts import as_texts_or_tokens
 from albertkit.serve.response_size import vector_bytes
-from albertkit.serve.schemas import NUMBERS, Depth, Dimensions, Pooling, StrictRequest, TextsOrTokens
+from albertkit.serve.schemas import NUMBERS, Depth, Dimensions, Pooling, StrictRequest, TextsOrTokens, WarnedResponse
 from albertkit.serve.served_models import ModelInfo
 
 
@@ -56,7 +56,7 @@ class TokenUsage:
 
 
 @dataclass(frozen=True)
-class EmbeddingsResponse:
+class EmbeddingsResponse(WarnedResponse):
     """Vectors in the order of the input."""
 
     data: list[EmbeddingItem]

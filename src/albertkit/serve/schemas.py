@@ -10,7 +10,7 @@ import json
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError
@@ -19,6 +19,7 @@ from albertkit.errors import nearest
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
 NOT_EMPTY = Meta(min_length=1)
+WARNING_HEADER = "x-albertkit-warning"
 TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], NOT_EMPTY]
 Texts = Annotated[str | Annotated[list[str], NOT_EMPTY], Meta(description="A text, or several.")]
 TextsOrTokens = Annotated[
@@ -66,6 +67,15 @@ class TokenItem:
     special: bool
     start: int | None
     stop: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarnedResponse:
+    """A response that says if some texts are unreadable for the model. So does the header `WARNING_HEADER`."""
+
+    warnings: Annotated[list[str], Meta(description="Why results may be meaningless; usually empty.")] = field(
+        default_factory=list
+    )
 
 
 class ErrorResponse(TypedDict):

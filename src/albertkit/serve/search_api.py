@@ -16,7 +16,7 @@ from msgspec import Meta
 from albertkit.data.sentences import split_sentences
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.response_size import NUMBER_BYTES, TOKEN_BYTES
-from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table
+from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table, WarnedResponse
 from albertkit.serve.served_models import ServedModel
 
 
@@ -29,7 +29,7 @@ class SimilarRequest(ModelRequest, kw_only=True):
 
 
 @dataclass(frozen=True)
-class SimilarResponse:
+class SimilarResponse(WarnedResponse):
     """Cosines: one row per text."""
 
     model: str
@@ -68,7 +68,7 @@ class HitItem(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class SearchResponse:
+class SearchResponse(WarnedResponse):
     """Hits, the best first."""
 
     model: str

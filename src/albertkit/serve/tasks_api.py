@@ -21,7 +21,7 @@ from albertkit.runtime.mask_filling import MaskPrediction
 from albertkit.serve.inference import TOKEN_CHARACTERS, RequestContext
 from albertkit.serve.request_texts import as_texts
 from albertkit.serve.response_size import PREDICTION_BYTES, SPAN_BYTES, label_bytes
-from albertkit.serve.schemas import Count, HttpError, ModelRequest, Texts
+from albertkit.serve.schemas import Count, HttpError, ModelRequest, Texts, WarnedResponse
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.choose import ChoiceResult
 from albertkit.tasks.classify import Classification
@@ -34,7 +34,7 @@ GENERATE_TEXTS = 8  # texts that are generated together
 
 
 @dataclass(frozen=True)
-class TaskResults(Generic[T]):
+class TaskResults(WarnedResponse, Generic[T]):
     """One result per text."""
 
     model: str
@@ -95,7 +95,7 @@ class AnswerItem:
 
 
 @dataclass(frozen=True)
-class AnswerResponse(AnswerItem):
+class AnswerResponse(AnswerItem, WarnedResponse):
     """The best answer, and the next best."""
 
     model: str
@@ -103,7 +103,7 @@ class AnswerResponse(AnswerItem):
 
 
 @dataclass(frozen=True)
-class ChooseResponse(ChoiceResult):
+class ChooseResponse(ChoiceResult, WarnedResponse):
     """The best choice, its index, and the probability of each."""
 
     model: str

@@ -17,6 +17,8 @@ from numbers import Integral
 
 from albertkit.text_reader import TEXT_LIMIT
 
+TEXT_FIELDS = ("text", "pair", "question", "context", "source", "system", "user")
+
 
 class Example:
     """Base of all examples."""
@@ -27,6 +29,11 @@ class Example:
     def problem(self) -> str | None:
         """What is wrong with the example, and the remedy; None if nothing is."""
         raise NotImplementedError
+
+    def joined_text(self) -> str:
+        """All texts that the model reads, joined by spaces."""
+        parts = [getattr(self, name, None) for name in TEXT_FIELDS]
+        return " ".join([*(part for part in parts if part), *getattr(self, "choices", ())])
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from albertkit.train.teachers import (
     text_targets,
 )
 from albertkit.train.train_settings import TrainSettings
+from albertkit.unreadable_text import MAX_UNREADABLE_TEXTS, check_training_texts
 
 MAX_PASSAGE = 254  # tokens
 
@@ -60,6 +61,8 @@ class DistillJob:
     settings: TrainSettings
     max_length: int = 128
     """Longest input in tokens."""
+    max_unknown: float = MAX_UNREADABLE_TEXTS
+    """Largest share of training texts that the student cannot read."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -97,6 +100,7 @@ def distill(
             f"{len(job.teachers.folders)} teachers were passed, but only vectors can be distilled from several. Pass "
             "one for logits and hidden."
         )
+    check_training_texts(job.tokenizer, job.data.texts(), job.max_unknown)
     with lock_run(output):
         vectors = teacher_vectors(job, output) if settings.vectors else None
     states = open_state_teacher(teacher, job.tokenizer, job.data.texts()) if settings.hidden else None

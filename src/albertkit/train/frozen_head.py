@@ -30,6 +30,7 @@ from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.train_settings import FinetuneSettings
+from albertkit.unreadable_text import check_training_texts
 
 STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularization, scikit-learn's C
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
@@ -56,6 +57,7 @@ def train_frozen_head(
         train = draw_shots(train, settings.shots, settings.seed)
     began = time.perf_counter()
     base = Albert(model)
+    check_training_texts(base.tokenizer, [example.text for example in train], settings.max_unknown)
     in_scope = [e for e in train if e.label != OUT_OF_SCOPE]
     out_of_scope = [e for e in train if e.label == OUT_OF_SCOPE]
     artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)

@@ -27,7 +27,8 @@ export const hasKey = () => key !== "";
 /** Where the server is, without a slash at the end. */
 export const base = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 
-/** Ask the server: {answer, compute, all}, times in milliseconds: of the engine, and until the answer was here. */
+/** Ask the server: {answer, compute, all}, times in milliseconds: of the engine, and until the answer was here. If the model cannot read a
+ *  text, the signal gets the event "unreadable". */
 export async function ask(path, body, signal) {
   const headers = { "content-type": "application/json" };
   if (key) headers.authorization = `Bearer ${key}`;
@@ -49,6 +50,7 @@ export async function ask(path, body, signal) {
     throw new Problem(again ? `${sentence(said)} ${t("error.again", { seconds: again })}` : sentence(said), response.status);
   }
   if (answer === null) throw new Problem(t("error.json"));
+  if (response.headers.has("x-albertkit-warning")) signal?.dispatchEvent(new Event("unreadable"));
   const timing = /compute;dur=([\d.]+)/.exec(response.headers.get("server-timing") ?? "");
   return { answer, compute: timing ? Number(timing[1]) : null, all: performance.now() - began };
 }

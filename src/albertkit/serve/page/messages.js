@@ -46,6 +46,10 @@ export const MESSAGES = {
   "example.mask": ["A mask", "一个空格"],
   "example.senses": ["Two meanings", "一词多义"],
   "example.who": ["What does “it” mean?", "“它”指什么？"],
+  "unreadable": [
+    "The model cannot read this text: most of its characters are not in the vocabulary, so the result is meaningless. Choose a model for the language of the text.",
+    "模型读不懂这段文本：大部分字符不在词表中，结果没有意义。请选择支持该语言的模型。",
+  ],
   "working": ["Working…", "计算中……"],
   "took": ["{compute} ms of computing, {all} ms in total.", "计算 {compute} 毫秒，共 {all} 毫秒。"],
   "took.all": ["Done in {all} ms.", "用时 {all} 毫秒。"],

@@ -28,6 +28,7 @@ export function makeTool(spec) {
   const status = el("p", { class: "status", role: "status", "aria-live": "polite" });
   const button = el("button", { type: "submit", class: "primary", "data-t": `${id}.run` });
   const halt = el("button", { type: "button", class: "quiet", hidden: true, "data-t": "stop", onclick: () => running?.abort() });
+  const unreadable = el("p", { class: "unreadable", role: "alert", hidden: true, "data-t": "unreadable" });
   const result = el("div", { class: "result" });
   const program = codeBlock();
   const modelBox = el("div", { class: "option" }, el("label", { for: models.id, "data-t": "model" }), models);
@@ -47,7 +48,7 @@ export function makeTool(spec) {
     { class: "panel", role: "tabpanel", id: `panel-${id}`, "aria-labelledby": `tab-${id}`, tabindex: -1, hidden: true },
     el("h2", { "data-t": `${id}.title` }),
     el("p", { class: "lead", "data-t": `${id}.lead` }),
-    missing, form, result, program.node,
+    missing, form, unreadable, result, program.node,
   );
 
   let known = [];
@@ -112,6 +113,8 @@ export function makeTool(spec) {
   async function run() {
     running?.abort();
     const mine = (running = new AbortController());
+    let isReadable = true;
+    mine.signal.addEventListener("unreadable", () => { isReadable = false; });
     const values = { ...spec.read(), model: model(), depth: spec.deep === false ? null : depth() };
     const slow = setTimeout(() => { panel.classList.add("busy"); halt.hidden = !spec.slow; say(t("working")); }, 150);
     result.setAttribute("aria-busy", "true");
@@ -119,6 +122,7 @@ export function makeTool(spec) {
       const reply = await spec.ask(values, mine.signal, (text) => say(text));
       if (mine.signal.aborted) return;
       last = { values, reply };
+      unreadable.hidden = isReadable;
       redraw();
       say(spec.said?.(last) ?? took(reply));
     } catch (error) {

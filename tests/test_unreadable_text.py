@@ -1,0 +1,227 @@
+"""Texts that a model cannot read are reported on every path, and refused where a model is trained or an index built."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from albertkit import (
+    Albert,
+    Index,
+    QuestionExample,
+    Record,
+    TextExample,
+    UnreadableTextError,
+    UnreadableTextWarning,
+    finetune,
+)
+from albertkit.bulk.bulk_run import bulk
+from albertkit.bulk.worker import BulkOptions
+from albertkit.tokenizer import Tokenizer
+from albertkit.unreadable_text import MAX_UNKNOWN_CHARACTERS, find_unreadable, unknown_share
+from tests.serve.conftest import Served
+
+CHINESE = ["我想退货", "今天天气很好", "附近有没有餐厅？"]
+RUSSIAN = "Где ближайший вокзал?"
+READABLE = ["Can I return this?", "naïve café", "ok 👍", "", "  ", "3 × 4 = 12"]
+
+
+@pytest.fixture(scope="module")
+def english() -> Albert:
+    return Albert("small")
+
+
+@pytest.mark.parametrize("text", [*CHINESE, RUSSIAN, "😀😀", "我喜欢 iPhone 手机"])
+def test_text_of_another_script_is_unreadable(english, text):
+    assert unknown_share(english.tokenizer, text) > MAX_UNKNOWN_CHARACTERS
+    assert find_unreadable(english.tokenizer, ["a cat", text]).count == 1
+
+
+def test_text_with_few_unknown_characters_is_readable(english):
+    assert find_unreadable(english.tokenizer, READABLE).count == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        english.embed(READABLE)
+        Albert("small-zh").embed([*CHINESE, "iPhone 17", "體育"])
+
+
+def test_message_names_a_model_that_reads_the_text(english):
+    assert "use small-zh" in find_unreadable(english.tokenizer, CHINESE).describe()
+    for text in (RUSSIAN, "日本語のテキストです", "👍👍👍"):
+        message = find_unreadable(english.tokenizer, [text]).describe()
+        assert "small" not in message and "No built-in model" in message
+    symbols = Tokenizer.from_symbols(list("$abc"))
+    assert "use small," in find_unreadable(symbols, ["The station is near"]).describe()
+
+
+def test_dropped_characters_of_a_phoneme_model_are_unknown():
+    symbols = Tokenizer.from_symbols(list("$abc"))
+    assert unknown_share(symbols, "abx") == pytest.approx(1 / 3)
+    assert find_unreadable(symbols, ["abc", "xyz"]).count == 1
+
+
+def test_long_text_is_checked_in_bounded_time(english):
+    assert unknown_share(english.tokenizer, "a" * 20_000 + "我" * 1_000_000) == 0
+    assert unknown_share(english.tokenizer, "我" * 1_000_000) == 1
+
+
+# Python ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda albert: albert.embed(CHINESE[0]),
+        lambda albert: albert.embed(["a cat", *CHINESE]),
+        lambda albert: list(albert.embed_iter(CHINESE)),
+        lambda albert: albert.similarity(*CHINESE[:2]),
+        lambda albert: albert.token_vectors(CHINESE),
+        lambda albert: albert.embed_early_exit(CHINESE, "cosine:0.9"),
+        lambda albert: albert.fill_mask("北京是[MASK]的首都。"),
+        lambda albert: albert.explain(CHINESE[2]),
+    ],
+)
+def test_every_method_of_a_model_warns(english, use):
+    with pytest.warns(UnreadableTextWarning, match="small-zh"):
+        use(english)
+
+
+def test_one_call_warns_once(english):
+    texts = ["a cat"] * 100 + CHINESE[:1] * 200
+    with pytest.warns(UnreadableTextWarning) as found:
+        english.embed(texts, depth=3)
+    assert len(found) == 1
+
+
+def test_predictions_of_a_task_warn(english, tmp_path):
+    examples = [TextExample(f"{word} number {i}", label=word) for i in range(8) for word in ("good", "bad")]
+    classifier = Albert(finetune("classify", examples, output=tmp_path / "out", model="small", freeze=True).model)
+    with pytest.warns(UnreadableTextWarning, match="1 of 2 texts"):
+        classifier.classify(["a good one", CHINESE[0]])
+    with pytest.warns(UnreadableTextWarning):
+        classifier.explain(CHINESE[2])
+
+
+def test_example_with_several_texts_is_judged_by_all_of_them():
+    long = QuestionExample("0", "谁？", "The station is near the river, and everybody knows where it is.")
+    assert find_unreadable(Albert("small").tokenizer, [long.joined_text()]).count == 0
+
+
+# Training and indexing -------------------------------------------------------------------------------------------
+
+
+def chinese_examples() -> list[TextExample]:
+    return [TextExample(f"{text}{i}", label=str(i % 2)) for i in range(10) for text in CHINESE]
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_training_on_unreadable_texts_is_refused(tmp_path, freeze):
+    options = {"output": tmp_path / "out", "model": "small", "freeze": freeze}
+    with pytest.raises(UnreadableTextError, match="small-zh.*--max-unknown 1"):
+        finetune("classify", chinese_examples(), **options)
+    if freeze:
+        with pytest.warns(UnreadableTextWarning):
+            assert finetune("classify", chinese_examples(), **options, max_unknown=1.0).model.is_dir()
+
+
+def test_training_on_few_unreadable_texts_warns(tmp_path):
+    examples = [TextExample(f"{word} number {i}", label=word) for i in range(20) for word in ("good", "bad")]
+    with pytest.warns(UnreadableTextWarning):
+        finetune("classify", [*examples, TextExample(CHINESE[0], label="good")], output=tmp_path / "o", freeze=True)
+
+
+def test_indexing_unreadable_texts_is_refused(english, tmp_path):
+    readable = [Record(f"e{i}", f"note number {i}", "a", i) for i in range(30)]
+    chinese = [Record(f"c{i}", text, "a", i) for i, text in enumerate(CHINESE)]
+    with Index.create(tmp_path / "notes.idx", english) as index:
+        with pytest.raises(UnreadableTextError, match="3 of 3 texts"):
+            index.add(chinese)
+        assert len(index) == 0
+        with pytest.warns(UnreadableTextWarning):
+            index.add([*readable, *chinese])
+        with pytest.warns(UnreadableTextWarning):
+            index.search(CHINESE[0])
+    with Index.create(tmp_path / "forced.idx", english) as index, pytest.warns(UnreadableTextWarning):
+        assert index.add(chinese, max_unknown=1.0) == 3
+
+
+def test_bulk_work_counts_unreadable_texts(tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(["a cat", *CHINESE]))
+    with pytest.warns(UnreadableTextWarning, match="3 of 4"):
+        summary = bulk("embed", [str(file)], str(tmp_path / "out"), BulkOptions())
+    assert summary.unreadable_rows == 3
+
+
+def albertkit(folder, *arguments):
+    command = [sys.executable, "-m", "albertkit", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+# Command line ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["similar", *CHINESE[:2]],
+        ["embed", CHINESE[0]],
+        ["fill", "北京是[MASK]的首都。"],
+        ["tokenize", CHINESE[0]],
+        ["explain", "-m", "small", CHINESE[2], "-o", "out.html"],
+    ],
+)
+def test_commands_print_one_line_of_warning(tmp_path, command):
+    done = albertkit(tmp_path, *command)
+    lines = [line for line in done.stderr.splitlines() if "cannot read" in line]
+    assert done.returncode == 0 and len(lines) == 1, done.stderr
+    assert lines[0].startswith("warning: ") and "use small-zh" in lines[0]
+
+
+def test_index_command_refuses_and_another_model_can_create_the_index(tmp_path):
+    (tmp_path / "notes.txt").write_text("\n".join(CHINESE), encoding="utf-8")
+    command = ["index", "notes.txt", "-o", "notes.idx", "--json"]
+    done = albertkit(tmp_path, *command)
+    assert done.returncode == 2 and "use small-zh" in done.stderr and not (tmp_path / "notes.idx").exists()
+    assert json.loads(albertkit(tmp_path, *command, "-m", "small-zh").stdout)["total"] == 3
+
+
+# Server ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served():
+    with Served("small", "small-pretrained", "--threads", 1) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": CHINESE, "model": "small"}),
+        ("/similar", {"texts": CHINESE}),
+        ("/search", {"query": CHINESE[0], "texts": ["a cat", "a dog"]}),
+        ("/fill", {"texts": ["北京是[MASK]的首都。"]}),
+        ("/explain", {"text": CHINESE[2]}),
+    ],
+)
+def test_response_has_a_field_and_a_header(served, path, body):
+    response = served.post(path, body)
+    (warning,) = response.json()["warnings"]
+    assert response.status_code == 200 and "use small-zh" in warning
+    assert "use small-zh" in response.headers["x-albertkit-warning"]
+
+
+def test_response_in_the_format_of_others_has_a_header(served):
+    response = served.post("/embed", {"inputs": ["a cat", *CHINESE]})
+    assert len(response.json()) == 4 and "3 of 4 texts" in response.headers["x-albertkit-warning"]
+    assert response.headers["x-albertkit-warning"].isascii()
+
+
+def test_readable_texts_have_no_warning(served):
+    response = served.post("/similar", {"texts": ["a cat", "a dog"]})
+    assert response.json()["warnings"] == [] and "x-albertkit-warning" not in response.headers
