@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from albertkit import Albert
-from tests.golden.comparison import Results, differences, one_thread, sample, tensors
+from tests.golden.comparison import INT8_TOLERANCE, Results, differences, one_thread, sample, tensors
 from tests.golden.material import albertkit, finetuned, place, sentences, text_file, tiny_model
 
 TEXTS = sentences(6, seed=3)
@@ -44,4 +44,4 @@ def results() -> Results:
 
 def test_compression_writes_the_recorded_weights():
     with one_thread():
-        assert differences("compress", results()) == []
+        assert differences("compress", results(), INT8_TOLERANCE) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from albertkit import Albert, read_artifact, write_artifact
-from tests.golden.comparison import Results, differences, flat, one_thread, sample
+from tests.golden.comparison import INT8_TOLERANCE, Results, differences, flat, one_thread, sample
 from tests.golden.material import place
 
 MODELS = ("small", "small-pretrained")
@@ -54,4 +54,4 @@ def results() -> Results:
 @pytest.mark.slow
 def test_built_in_models_give_the_recorded_vectors():
     with one_thread():
-        assert differences("vectors", results()) == []
+        assert differences("vectors", results(), INT8_TOLERANCE) == []

@@ -196,7 +196,7 @@ def test_bytes_that_are_no_text_are_refused(folder, verb):
 
 def test_a_context_that_is_no_text_is_refused(folder):
     done = cli("answer", "-m", folder, "who?", text=b"caf\xe9")
-    assert done.returncode == 2 and "stdin cannot be read as UTF-8 text" in done.stderr
+    assert done.returncode == 2 and "line 1 of stdin is not UTF-8" in done.stderr
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda t: bool(t.strip()))

@@ -46,7 +46,7 @@ def test_a_whole_run(bench, shape, tmp_path, say):
     assert found["model"] == str(tmp_path / "run" / "model") and found["tokens"] == 3 * 4 * 16
     assert 0 < found["mlm_loss"] < 6
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "checkpoints", "metrics.jsonl", "settings.json", "model",
+        ".lock", "checkpoints", "metrics.jsonl", "settings.json", "model",
     }  # fmt: skip
     code, out, err = say("fill", "one cat [MASK] cow .", "-m", tmp_path / "run" / "model")
     assert code == 0 and out
