@@ -5,6 +5,7 @@ room.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 
 import pytest
@@ -32,12 +33,16 @@ def connect(server, address: str = "127.0.0.1") -> socket.socket:
 
 
 def ask(connection: socket.socket, request: bytes) -> bytes:
-    """The head of the answer; empty if the server has closed the connection."""
-    got = b""
+    """The status line of the whole answer; empty if the server has closed the connection."""
+    got, size = b"", None
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         connection.sendall(request)
-        while b"\r\n\r\n" not in got and (part := connection.recv(65536)):
+        while (size is None or len(got) < size) and (part := connection.recv(65536)):
             got += part
+            head, end, _ = got.partition(b"\r\n\r\n")
+            if end:
+                length = re.search(rb"content-length: (\d+)", head.lower())
+                size = len(head + end) + (int(length[1]) if length else 0)
     return got[:12]
 
 
