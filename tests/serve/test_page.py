@@ -114,6 +114,20 @@ def visit(browser, site):
 # Tools -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_banner_says_that_the_model_cannot_read_the_text(visit):
+    one = visit()
+    panel = one.done("compare")
+    banner = panel.locator(".unreadable")
+    playwright.expect(banner).to_be_hidden()
+    panel.locator("textarea").fill("我想退货\n今天天气很好")
+    one.run("compare")
+    playwright.expect(banner).to_be_visible()
+    playwright.expect(banner).to_contain_text("cannot read")
+    panel.locator("textarea").fill("a cat\na dog")
+    one.run("compare")
+    playwright.expect(banner).to_be_hidden()
+
+
 def test_compare(visit):
     one = visit()
     panel = one.done("compare")
