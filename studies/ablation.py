@@ -209,7 +209,8 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     from albertkit.tasks import make_task
     from albertkit.tasks.readers import read_examples
     from albertkit.train.finetune_task import FinetuneTask
-    from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
+    from albertkit.train.presets import preset_epochs, preset_learning_rate
+    from albertkit.train.train_settings import TrainSettings
 
     train, dev = (read_examples("classify", path).examples for path in args.tasks[task])
     if args.examples:

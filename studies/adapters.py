@@ -52,11 +52,12 @@ from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks import make_task  # noqa: E402
 from albertkit.tasks.readers import read_examples  # noqa: E402
-from albertkit.train.collapse import find_collapse  # noqa: E402
-from albertkit.train.finetune import loop_settings  # noqa: E402
+from albertkit.train.collapse import find_reason  # noqa: E402
+from albertkit.train.finetune_runs import loop_settings  # noqa: E402
 from albertkit.train.finetune_task import FinetuneTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
-from albertkit.train.train_settings import FinetuneSettings, preset_learning_rate  # noqa: E402
+from albertkit.train.presets import preset_learning_rate  # noqa: E402
+from albertkit.train.train_settings import FinetuneSettings  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "adapters.json"
 QUICK = 64  # examples at toy size, to learn from and to measure with
@@ -166,7 +167,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     way, start = WAYS[name], open_model(resolve(args.start))
     learn = read_examples("classify", args.data / "train.tsv").examples[: args.examples]
     dev = read_examples("classify", args.data / "dev.tsv").examples[: args.dev]
-    options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_learning_rate(start.config)
+    options, rate = FinetuneSettings(epochs=args.epochs, batch_size=32, device="cpu"), way.times * preset_learning_rate(start.config)
     steps = max(1, round(args.epochs * -(-len(learn) // options.batch_size)))
     settings = loop_settings(options, steps, rate, seed, math.ceil(args.epochs))
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)
@@ -178,7 +179,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
         size = added(work, outcome.model, [example.text for example in learn[:100]])
     found = {
         "accuracy": outcome.metrics["accuracy"], "seconds": outcome.state.seconds, "memory": memory, "rate": rate, "backoff": outcome.state.backoff,
-        "collapsed": bool(find_collapse(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
+        "collapsed": bool(find_reason(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
     }  # fmt: skip
     target.write_text(json.dumps(found), encoding="utf-8")
     print(name, seed, json.dumps(found), flush=True)

@@ -98,7 +98,7 @@ class Lesson:
         from albertkit.builtin import DEFAULT, PRETRAINED, resolve
         from albertkit.interop.convert import open_model
         from albertkit.tasks.dataset import split_examples
-        from albertkit.train.train_settings import preset_epochs
+        from albertkit.train.presets import preset_epochs
 
         if tasks.missing():  # checkpoints are then chosen by plain metrics
             tasks.stand_in()

@@ -84,7 +84,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         frozen: bool = True,
         epochs: float | None = None,
         learning_rate: float | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         max_length: int = 128,
         seed: int = 0,
     ) -> None:

@@ -17,13 +17,14 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import Span, TaggedExample, TextExample
 from albertkit.tasks.match import MatchTask
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
-from albertkit.train import collapse
+from albertkit.train import collapse, finetune_runs
 from albertkit.train import finetune as tune
-from albertkit.train.collapse import find_collapse
+from albertkit.train.collapse import LossCurve, find_reason, high_rate_steps
 from albertkit.train.finetune_task import FinetuneTask, loss_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
+from tests.train.test_finetune import tagged
 
 QUICK = FinetuneSettings(epochs=1, batch_size=16, max_length=16, restarts=0, device="cpu")
 
@@ -56,28 +57,101 @@ def test_values_that_hardly_differ_are_a_collapse_and_those_in_the_right_order_a
     rng = np.random.default_rng(seed)
     right = rng.normal(size=count)
     flat = constant + 1e-3 * rng.normal(size=(count, 1))
-    assert "no closer" in (find_collapse(work(VALUES, flat, right.tolist())) or "")
+    assert "no closer" in (find_reason(work(VALUES, flat, right.tolist())) or "")
     for size in (0.5, 1.0, 5.0):
         knows = constant + size * (right[:, None] + 0.5 * rng.normal(size=(count, 1)))
-        assert find_collapse(work(VALUES, knows, right.tolist())) is None
+        assert find_reason(work(VALUES, knows, right.tolist())) is None
 
 
 def test_few_values_or_equal_ones_say_nothing():
     right = np.linspace(-1, 1, 19)
     flat = 1e-3 * np.sin(np.arange(60.0))[:, None]
-    assert find_collapse(work(VALUES, flat[:19], right.tolist())) is None
-    assert find_collapse(work(VALUES, flat, [0.5] * 60)) is None
+    assert find_reason(work(VALUES, flat[:19], right.tolist())) is None
+    assert find_reason(work(VALUES, flat, [0.5] * 60)) is None
 
 
-def test_a_regression_that_learns_nothing_starts_again(start, tmp_path):
-    examples = [dataclasses.replace(e, label=float(n % 2)) for n, e in enumerate(texts(60))]
+# Collapsed, too short, or not general --------------------------------------------------------------------------------
+
+
+def curve(*means: float, steps: int = 1000) -> LossCurve:
+    return LossCurve(means, steps)
+
+
+def test_a_loss_that_rises_again_has_risen_and_one_that_stays_has_not():
+    flat, falling = curve(2.2, *[0.8] * 9), curve(2.2, 0.8, *[0.7] * 8)
+    rises, learnt = curve(2.2, 0.8, 0.6, *[1.2] * 7), curve(2.2, 0.5, *[0.01] * 7, 0.02)
+    assert [one.has_risen for one in (flat, falling, rises, learnt)] == [False, False, True, False]
+    assert [one.has_fallen for one in (flat, falling, rises, learnt)] == [False, True, False, True]
+    assert not curve(1.0, 2.0).has_risen and not curve().has_risen  # too few lines to tell
+
+
+def test_steps_count_while_the_learning_rate_is_high():
+    settings = TrainSettings(steps=1000, learning_rate=1e-4, warmup_ratio=0.1)
+    assert (
+        abs(high_rate_steps(settings, 1000, preset_rate=1e-4) - 500) <= 1
+    )  # from half of the warm-up to half of the decay
+    assert high_rate_steps(settings, 100, preset_rate=1e-4) == 50  # patience ended it
+    assert high_rate_steps(settings, 1000, preset_rate=1e-2) == 0  # far below the preset
+
+
+def run_few_steps(start, tmp_path, task: str, examples: list, **options) -> tuple[dict, list[str]]:
     said: list[str] = []
-    options = dataclasses.replace(QUICK, learning_rate=1e-9, restarts=1)
+    settings = dataclasses.replace(QUICK, restarts=2, **options)
+    done = tune.finetune_examples(task, examples, examples[:20], tmp_path, start, settings, said.append)
+    return done.runs[0], said
+
+
+def test_too_few_steps_are_no_collapse_and_the_remedy_names_options_of_the_task(start, tmp_path):
+    """Constant predictions after few steps: no restart. `--freeze` is for single texts with one class each."""
     still = {n: w * 0 if n.startswith("encoder.groups") else w for n, w in start.weights.items()}
-    done = tune.finetune_examples(
-        "classify", examples, examples[:40], tmp_path, dataclasses.replace(start, weights=still), options, said.append
-    )
-    assert done.runs[0]["collapsed"] == 1 and sum("collapsed" in text for text in said) == 2
+    still = dataclasses.replace(start, weights=still)
+    pairs = [dataclasses.replace(example, pair="one") for example in texts(40)]
+    values = [dataclasses.replace(e, label=float(n % 2)) for n, e in enumerate(texts(40))]
+    for name, task, examples, can_freeze in (
+        ("classes", "classify", texts(40), True),
+        ("pairs", "classify", pairs, False),
+        ("values", "classify", values, False),
+        ("tags", "tag", tagged(40), False),
+    ):
+        run, said = run_few_steps(still, tmp_path / name, task, examples, learning_rate=1e-5)
+        assert run["collapsed"] == 0 and run["failure"] == "too short", name
+        assert "more --epochs, or a smaller --batch-size" in said[-1] and ("--freeze" in said[-1]) == can_freeze
+        assert "**Too short:**" in (tmp_path / name / "report.md").read_text()
+
+
+def test_thirty_times_the_learning_rate_is_a_collapse_and_starts_again(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(collapse, "MIN_STEPS", 20)
+    run, said = run_few_steps(start, tmp_path, "classify", texts(60), epochs=20, learning_rate=30.0)
+    restarts = [text for text in said if "restarting with learning rate" in text]
+    assert "restarting with learning rate 15" in restarts[0] and run["collapsed"] >= 1
+
+
+def test_examples_that_were_learnt_by_heart_do_not_start_again(start, tmp_path, monkeypatch):
+    """Each held-out text has both classes in turn: predictions differ, and none can be known."""
+    monkeypatch.setattr(collapse, "MIN_STEPS", 20)
+    train = [TextExample(f"{TOPICS[1 + n % 2][n % 5]} {TOPICS[0][n % 7]}", label=f"{n % 2}") for n in range(480)]
+    dev = [TextExample(e.text, label=label) for e in train[:60] for label in ("0", "1")]
+    options = dataclasses.replace(QUICK, epochs=7, learning_rate=3e-3, restarts=1)
+    done = tune.finetune_examples("classify", train, dev, tmp_path, start, options)
+    assert done.runs[0]["failure"] == "does not generalize" and done.runs[0]["collapsed"] == 0
+
+
+def test_the_best_start_is_kept_and_not_the_last(start, tmp_path, monkeypatch):
+    scores = iter([0.196, 0.206, 0.0])
+    failure = collapse.Failure("collapsed", "the model predicts the same intent for every text", "Pass more epochs.")
+
+    def once(job, seed, factor, log):
+        result = SimpleNamespace(model=tmp_path, metrics={"f1": next(scores)})
+        return finetune_runs.Start(
+            SimpleNamespace(selection_metric="f1"), result, failure, {"seed": seed, "rate": factor}
+        )  # type: ignore[arg-type]
+
+    monkeypatch.setattr(finetune_runs, "_run_once", once)
+    said: list[str] = []
+    job = SimpleNamespace(settings=dataclasses.replace(QUICK, restarts=2))
+    kept = finetune_runs._run_until_stable(job, 7, said.append)  # type: ignore[arg-type]
+    assert kept.score == 0.206 and kept.summary["seed"] == 1007 and kept.summary["collapsed"] == 2
+    assert len(said) == 3 and "no restart is left" in said[-1]
 
 
 # Intents and several labels ------------------------------------------------------------------------------------------
@@ -91,7 +165,7 @@ def test_one_intent_for_everything_is_a_collapse_though_slots_differ():
     def judged(right: str, found: str) -> str | None:
         dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), i) for n, i in enumerate(right)]
         task = IntentTask(("a", "b"), ("O", "B-X", "I-X"))
-        return find_collapse(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
+        return find_reason(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
 
     assert judged("ababab", "aaaaaa") == "the model predicts the same intent for every text"
     assert judged("ababab", "aaabaa") is None and judged("aaaaaa", "aaaaaa") is None
@@ -101,7 +175,7 @@ def test_entities_have_no_intent_to_be_the_same():
     """Though the examples have some, which only `intent` learns."""
     dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), "ab"[n % 2]) for n in range(6)]
     results = [TagResult("a" * 9, found.spans) for found in understood("ababab")]
-    assert find_collapse(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
+    assert find_reason(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -114,10 +188,10 @@ def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, siz
     right = (rng.random((400, 10)) < shares).astype(float)
     shared = np.log(shares / (1 - shares)) + 0.002 * rng.normal(size=right.shape)
     shared[7] += 9  # one text gets labels
-    assert find_collapse(work(task, shared, right.tolist())) == "correct labels are no more likely than by chance"
+    assert find_reason(work(task, shared, right.tolist())) == "correct labels are no more likely than by chance"
     knows = size * (rng.normal(size=right.shape) + 4 * right - 3)
-    assert find_collapse(work(task, knows, right.tolist())) is None
-    assert find_collapse(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
+    assert find_reason(work(task, knows, right.tolist())) is None
+    assert find_reason(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
 
 
 # The folder of another training --------------------------------------------------------------------------------------
@@ -146,8 +220,10 @@ def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tm
 
     examples, weighed = texts(33), dataclasses.replace(QUICK, class_weights=True)
     tuned("classes", "classify", examples, examples[:8], QUICK)
-    with pytest.raises(AlbertkitError, match="another loss, pruning or seed. Choose another"):
+    with pytest.raises(AlbertkitError, match="other settings: class_weights False → True. Pass --resume"):
         tuned("classes", "classify", examples, examples[:8], weighed)
+    with pytest.raises(AlbertkitError, match="another loss, pruning or seed. Choose another"):
+        tuned("classes", "classify", examples, examples[:8], dataclasses.replace(weighed, resume=True))
     tuned("classes", "classify", examples, examples[:8], QUICK)
     assert not any("other held-out examples" in text for text in said)
     tuned("classes", "classify", examples, examples[:9], QUICK)
@@ -171,16 +247,6 @@ def test_other_depths_are_another_training(start):
         identity() == identity(epochs=3.0)
         and len({identity(), identity(distill_weight=0.25), identity(shallow_weight=0.3)}) == 3
     )
-
-
-@pytest.mark.slow
-def test_seconds_count_every_start(start, tmp_path, monkeypatch):
-    ticks = iter(range(100))
-    monkeypatch.setattr(collapse, "find_collapse", lambda work: "it says nothing")
-    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    options = dataclasses.replace(QUICK, restarts=2)
-    done = tune.finetune_examples("classify", texts(16), texts(8), tmp_path, start, options)
-    assert done.runs[0]["seconds"] == 3.0  # the clock is read once before the first start, and after each of three
 
 
 # scikit-learn --------------------------------------------------------------------------------------------------------

@@ -195,19 +195,6 @@ def test_choices_and_labels_of_words_at_chance():
     assert not is_at_chance(work(task, seeing, rows))
 
 
-def test_a_training_at_chance_starts_again(start, tmp_path):
-    """Each held-out text has both classes in turn: answers differ from text to text, and yet none can be known."""
-    train = [e for kind in ("animal", "tree") for e in [e for e in texts(120) if e.label == kind][:40]]
-    dev = [TextExample(e.text, label=label) for e in texts(60, 9) for label in ("animal", "tree")]
-    said: list[str] = []
-    options = {**QUICK, "restarts": 1, "learning_rate": 3e-3}
-    done = finetune("classify", train * 8, dev, output=tmp_path, model=start, log=said.append, **options)
-    assert len({found.label for found in Albert(done.model).classify([e.text for e in dev])}) == 2
-    reason = "training collapsed (correct labels are no more likely than by chance)"
-    assert [text.split(";")[0] for text in said if "collapsed" in text] == [reason] * 2
-    assert done.runs[0]["collapsed"] == 1 and "no more likely than by chance" in (tmp_path / "report.md").read_text()
-
-
 # What an epoch says --------------------------------------------------------------------------------------------------
 
 

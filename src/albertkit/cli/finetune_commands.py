@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import format_table, log, note, print_json, print_result, round_metrics
+from albertkit.cli.console import echo, format_table, log, note, print_json, print_result, round_metrics
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
 from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
@@ -63,7 +63,8 @@ def finetune(
     dialogue   dialogue state after each turn (WOZ)
     generate   target texts from source texts (csv, tsv, jsonl, parquet with columns source, target)
 
-    The output folder contains model/, report.md and runs/. Rerun the command to resume.
+    The output folder contains model/, report.md and runs/. Rerun the command to resume. Other settings need --resume
+    or --overwrite, or another folder.
     """
     from albertkit.train.finetune import finetune as run
 
@@ -147,7 +148,7 @@ def elastic(
     if stored is None:
         note("too few held-out examples to calibrate early exit. Run  albertkit calibrate  with more examples.")
     else:
-        click.echo("\n".join(describe_calibration(ExitCalibration.from_dict(stored))))
+        echo("\n".join(describe_calibration(ExitCalibration.from_dict(stored))))
 
 
 @cli.command("albertkit calibrate sentiment-int8 dev.tsv")
@@ -200,6 +201,7 @@ def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
 @cli.option("--temperature", default=2.0, help="With logits: softmax temperature of the distillation loss.")
 @cli.path_option("--dev", help="Held-out examples or texts  [default: 10 % of DATA]")
 @cli.option("--max-length", default=128, type=click.IntRange(8, 100_000), help="Longest input, in tokens.")
+@cli.option("--max-unknown", default=0.1, help="Largest share of texts that the student cannot read; 1 accepts all.")
 @resume_option
 @cli.advanced_option("--workers", default=1, help="Processes that decode the ids of a corpus.")
 @default_budget
@@ -261,7 +263,7 @@ def distill(
     own = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
     student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), own)
     settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
-    job = DistillJob(teachers, student, examples, settings, training, values["max_length"])
+    job = DistillJob(teachers, student, examples, settings, training, values["max_length"], values["max_unknown"])
     print_trained(run(job, output, resume, log, progress_bar=sys.stderr.isatty()))
 
 

@@ -1,16 +1,21 @@
-"""Collapse detection: do the predictions for held-out examples show that a fine-tuning run learnt anything?
+"""Collapse detection: did a fine-tuning run learn anything, and if not, has it collapsed or was it too short?
 
-In: a `FinetuneTask` after its last evaluation. Out: the reason for the collapse, or None. `finetune.py` restarts a
-collapsed run. A model has collapsed if it predicts the same for every example although the labels differ. It has also
-collapsed if its loss equals that of a constant prediction. The loss is computed at several temperatures, since an
-overconfident model may have a high loss and still have learnt something.
+In: a finished `FinetuneTask` and its training loss. Out: a `Failure`, or None. `finetune.py` restarts a collapsed run.
+
+A run has learnt nothing if it predicts the same for every held-out example although the labels differ, or if its loss
+equals that of a constant prediction. The loss is computed at several temperatures, since an overconfident model may
+have a high loss and still have learnt something. Such a run has collapsed only if its learning rate has been high for
+long enough, or if its training loss rose again: every model predicts the same at first.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,13 @@ from albertkit.tasks.tag import TagTask
 from albertkit.tasks.task import IGNORE_INDEX
 from albertkit.train.finetune_report import correct_answer, predicted_answer
 from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.train_settings import TrainSettings
 
+MIN_STEPS = 300  # steps with a high learning rate before constant predictions are a collapse
+HIGH_RATE = 0.5  # share of the peak learning rate from which it is high
+LOW_PRESET = 0.1  # a learning rate below this share of the preset is never high
+RISEN = 1.3  # a loss above this share of its lowest has risen
+FALLEN = 0.9  # a loss below this share of that after the warm-up has fallen
 MIN_EXAMPLES = 5  # held-out examples needed for any decision
 MIN_VALUES = 20  # held-out examples needed for a regression
 MIN_LOSS_EXAMPLES = 100  # held-out examples needed to compare losses
@@ -30,15 +41,120 @@ EQUAL_CHOICES = 0.02  # collapsed if the mean gap between the most and the least
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-def find_collapse(run: FinetuneTask) -> str | None:
-    """The reason why the run collapsed; None if it did not, or if there are too few held-out examples to decide."""
-    if len(run.dev) < MIN_EXAMPLES or len({repr(correct_answer(example)) for example in run.dev}) < 2:
+@dataclass(frozen=True)
+class Failure:
+    """Why a run learnt nothing, and what may help."""
+
+    kind: str  # collapsed, too short, or does not generalize
+    reason: str
+    remedy: str
+
+    @property
+    def is_collapse(self) -> bool:
+        """Whether a restart with a lower learning rate may help."""
+        return self.kind == "collapsed"
+
+
+def find_failure(run: FinetuneTask, folder: Path, preset_rate: float) -> Failure | None:
+    """The failure of a finished run, whose metrics are in `folder`; None if it learnt something.
+
+    preset_rate: the preset learning rate of the model.
+    """
+    curve = LossCurve.read(folder / "metrics.jsonl")
+    freeze = ", or --freeze" if can_freeze(run) else ""
+    reason = find_reason(run)
+    if curve.has_risen:
+        reason = reason or f"the training loss was {curve.lowest:.2f} and is {curve.last:.2f}"
+        return Failure("collapsed", reason, f"Pass a lower --learning-rate{freeze}.")
+    if reason is None:
+        return None
+    steps = high_rate_steps(run.settings, curve.steps, preset_rate)
+    if steps < MIN_STEPS:
+        higher = "a higher --learning-rate, " if run.settings.peak_learning_rate < LOW_PRESET * preset_rate else ""
+        reason += f" after {steps} steps with a high learning rate; {MIN_STEPS} are needed"
+        return Failure("too short", reason, f"Pass {higher}more --epochs, or a smaller --batch-size{freeze}.")
+    if find_constant(run) is None and curve.has_fallen:
+        return Failure("does not generalize", f"{reason} on held-out examples", f"Pass more examples{freeze}.")
+    return Failure("collapsed", reason, f"Pass more examples, more --epochs, a lower --learning-rate{freeze}.")
+
+
+def can_freeze(run: FinetuneTask) -> bool:
+    """Whether `finetune --freeze` accepts these examples: single texts with one class each."""
+    can_train = getattr(run.task, "can_train_on_frozen_vectors", False) and run.task.kind == "single"
+    is_elastic = hasattr(run, "elastic")
+    return can_train and not is_elastic and all(getattr(e, "pair", None) is None for e in run.examples)
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The training loss of a run: the mean of each tenth of its training steps."""
+
+    means: tuple[float, ...]
+    steps: int
+
+    @classmethod
+    def read(cls, path: Path) -> LossCurve:
+        """The curve of a log of metrics."""
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train" and "loss" in line]
+        parts = np.array_split([loss for _, loss in losses], min(10, len(losses)) or 1)
+        return cls(tuple(float(part.mean()) for part in parts if len(part)), losses[-1][0] if losses else 0)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest mean."""
+        return min(self.means)
+
+    @property
+    def last(self) -> float:
+        """The mean at the end."""
+        return self.means[-1]
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether the loss rose again after it had fallen, or never fell."""
+        return len(self.means) == 10 and self.last > RISEN * self.lowest and self.last > 0.5 * self.means[0]
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the loss fell after the warm-up, which is the first tenth."""
+        return len(self.means) == 10 and self.last < FALLEN * self.means[1]
+
+
+def high_rate_steps(settings: TrainSettings, steps: int, preset_rate: float) -> int:
+    """How many of the first training steps had a high learning rate."""
+    if settings.peak_learning_rate < LOW_PRESET * preset_rate:
+        return 0
+    total = settings.steps or steps
+    return sum(settings.learning_rate_factor(step / total) >= HIGH_RATE for step in range(steps))
+
+
+def find_reason(run: FinetuneTask) -> str | None:
+    """How the predictions show that nothing was learnt; None if they do not, or if there are too few to decide."""
+    return find_constant(run) or find_chance(run)
+
+
+def has_variety(run: FinetuneTask) -> bool:
+    """Whether there are enough held-out examples, with different labels."""
+    return len(run.dev) >= MIN_EXAMPLES and len({repr(correct_answer(example)) for example in run.dev}) > 1
+
+
+def find_constant(run: FinetuneTask) -> str | None:
+    """What is the same in all predictions."""
+    if not has_variety(run):
         return None
     if _predicts_the_same(run):
         return "the model predicts the same for every example"
     intents = {result.intent for result in run.results if hasattr(result, "intent")}
     if len(intents) == 1 < len({getattr(example, "intent", None) for example in run.dev}):
         return "the model predicts the same intent for every text"
+    return None
+
+
+def find_chance(run: FinetuneTask) -> str | None:
+    """Why the predictions are no better than those of a model that ignores the text."""
+    if not has_variety(run):
+        return None
     if run.task.kind == "regression":
         return "values are no closer to the labels than their mean" if _predicts_the_mean(run) else None
     return "correct labels are no more likely than by chance" if is_at_chance(run) else None

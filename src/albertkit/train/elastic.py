@@ -36,8 +36,8 @@ from albertkit.tasks.tag import IntentTask, TagTask
 from albertkit.tasks.task import Feature, Task, lower_is_better
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import call_in_dtype
-from albertkit.train.finetune import FinetuneJob, run_seeds
 from albertkit.train.finetune_report import FinetuneResult
+from albertkit.train.finetune_runs import FinetuneJob, run_seeds
 from albertkit.train.finetune_task import (
     EVAL_TOKENS,
     FinetuneObjective,
@@ -45,9 +45,10 @@ from albertkit.train.finetune_task import (
     predict_scores,
     split_scores,
 )
+from albertkit.train.presets import preset_epochs
 from albertkit.train.pretrain import consistency_loss
 from albertkit.train.task_heads import LOSSES, copy_heads, distill_loss, has_same_task
-from albertkit.train.train_settings import ElasticSettings, TrainSettings, preset_epochs
+from albertkit.train.train_settings import ElasticSettings, TrainSettings
 
 OVER_DEPTHS = "over_depths"
 # The fields of `ElasticSettings` that change the loss.

@@ -6,28 +6,23 @@ In: a task's name, files or lists of examples, a folder. Out: `FinetuneResult`, 
     OUTPUT/report.md       metrics, worst errors, time and memory; confusion.png beside it
     OUTPUT/runs/seed-0/    each run's metrics and checkpoints (`loop.py`)
 
-A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is the training task
-for the loop; `frozen_head.py` trains a head only.
+    OUTPUT/settings.json   the settings, which a later call in this folder is compared with
+
+Next: `finetune_runs.py` trains for each seed; `finetune_task.py` is its task. `frozen_head.py` trains a head only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import math
-import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from albertkit import builtin
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.data.shards import write_json
+from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.interop.convert import open_model
 from albertkit.runtime.early_exit import EarlyExit
@@ -37,26 +32,18 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
-from albertkit.tasks.task import Task, lower_is_better
-from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
+from albertkit.tasks.task import Task
+from albertkit.train.finetune_report import FinetuneResult
+from albertkit.train.finetune_runs import FinetuneJob, run_seeds
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
+from albertkit.train.presets import FEW_EXAMPLES
 from albertkit.train.run_lock import lock_run
-from albertkit.train.train_settings import (
-    ElasticSettings,
-    FinetuneSettings,
-    TrainSettings,
-    preset_epochs,
-    preset_learning_rate,
-)
-
-if TYPE_CHECKING:
-    from albertkit.train.finetune_task import FinetuneTask
-    from albertkit.train.loop import TrainResult
+from albertkit.train.run_settings import prepare_output, write_settings
+from albertkit.train.train_settings import FinetuneSettings
 
 Examples = Path | str | Sequence[Any]
 Log = Callable[[str], None]
 Option = str | float | bool | None
-FEW_EXAMPLES = 500
 
 
 def finetune(
@@ -71,6 +58,8 @@ def finetune(
     **options: Option,
 ) -> FinetuneResult:
     """Fine-tune a model for a task, as `albertkit finetune` does. Call it again to resume.
+
+    A call with other settings and the same output is an error, unless you pass `resume=True` or `overwrite=True`.
 
     train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
     model: a folder or a name; the default is a built-in model. log: called with one line at a time.
@@ -132,7 +121,10 @@ def finetune_examples(
             raise AlbertkitError(
                 "a head on frozen vectors needs a model folder, not a model in memory. Write the model first."
             )
-        return train_frozen_head(task, train, dev, output, model, settings)
+        prepare_output(output, task, settings, log)
+        result = train_frozen_head(task, train, dev, output, model, settings)
+        write_settings(output, task, settings)
+        return result
     if task == "intent" and all(isinstance(e, TextExample) for e in train):
         task = "classify"  # intents without slots
         if "overlap" in task_options:
@@ -164,128 +156,6 @@ def _with_class_weights(task: Task, examples: Sequence[TextExample]) -> Classify
     counts = Counter(str(e.label) for e in examples)
     weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
     return dataclasses.replace(task, class_weights=weights)
-
-
-@dataclass(frozen=True)
-class FinetuneJob:
-    """A fine-tuning job: the task, the initial model, the data, the folder and the settings."""
-
-    task: Any
-    model: Artifact
-    examples: Sequence[Any]
-    dev: Sequence[Any]
-    output: Path
-    settings: FinetuneSettings
-
-
-def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
-    """Train once for each seed; the best run is the result."""
-    settings, output, dev_before = job.settings, job.output, _dev_hash_before(job.output)
-    if settings.dropout is not None:
-        dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
-        model = dataclasses.replace(job.model, config=job.model.config.replace(**dropout))
-        job = dataclasses.replace(job, model=model)
-    runs: list[dict[str, Any]] = []
-    best: tuple[float, Artifact, FinetuneTask] | None = None
-    for number in range(settings.seeds):
-        task, result, summary = _run_until_stable(job, settings.seed + number, log)
-        if number == 0 and dev_before not in (None, summary["dev"]):
-            log("note: the best epoch was selected on other held-out examples; metrics are of the new ones")
-        if result.model is None:
-            raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
-        runs.append({**summary, "metrics": result.metrics})
-        sign = -1 if lower_is_better(task.selection_metric) else 1
-        score = sign * result.metrics.get(task.selection_metric, 0.0)
-        if best is None or score > best[0]:
-            best = score, read_artifact(result.model), task
-    assert best is not None
-    _, artifact, task = best
-    if len(runs) > 1:
-        values = {name: [run["metrics"][name] for run in runs] for name in runs[0]["metrics"]}
-        spread = {name: [statistics.fmean(v), statistics.stdev(v)] for name, v in values.items()}
-        meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
-        artifact = dataclasses.replace(artifact, metadata=meta)
-    write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
-    write_json(output / "runs.json", runs)
-    evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
-    write_report(output, evaluated, artifact, runs)
-    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
-
-
-def _dev_hash_before(output: Path) -> str | None:
-    """The hash of the held-out examples of a finished run in this folder."""
-    try:
-        return str(json.loads((output / "runs.json").read_bytes())[0]["dev"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
-    """One run. While it collapses, restart it with another seed and half the learning rate."""
-    from albertkit.train.collapse import find_collapse
-    from albertkit.train.loop import train
-
-    settings = job.settings
-    rate = settings.learning_rate or preset_learning_rate(job.model.config)
-    collapses, began = 0, time.perf_counter()
-    while True:
-        run_seed = seed + 1000 * collapses
-        task = _build_training_task(job, loop_settings(settings, 1, rate, run_seed))
-        task.check_metric()
-        epochs = settings.epochs or preset_epochs(len(task.features))
-        steps = max(1, round(task.batches * epochs))
-        task.settings = loop_settings(settings, steps, rate, run_seed, math.ceil(epochs))
-        task.model.encoder.checkpointing = settings.gradient_checkpointing
-        folder = job.output / "runs" / f"seed-{run_seed}"
-        result = train(task, task.settings, folder, resume=True, log=log, progress_bar=settings.progress_bar)
-        seconds = time.perf_counter() - began
-        dev = hashlib.sha256(repr([(f.ids, f.target) for f in task.dev_features]).encode()).hexdigest()[:16]
-        summary = {"seed": run_seed, "rate": rate, "seconds": seconds, "collapsed": collapses, "dev": dev}
-        reason = find_collapse(task) if result.model is not None else None
-        if reason is None:
-            return task, result, summary
-        if collapses >= settings.restarts:
-            remedy = "Pass more examples or epochs, a lower --learning-rate, or --freeze"
-            log(f"training collapsed ({reason}); no restart is left. {remedy}.")
-            return task, result, {**summary, "failed": reason}
-        collapses += 1
-        rate /= 2
-        log(f"training collapsed ({reason}); restarting with learning rate {rate:g} and another seed")
-
-
-def _build_training_task(job: FinetuneJob, loop: TrainSettings) -> FinetuneTask:
-    """The task for the loop: training of the full depth, or of every depth."""
-    from albertkit.train.elastic import ElasticTask
-    from albertkit.train.finetune_task import FinetuneTask
-
-    settings, data = job.settings, (job.task, job.model, job.examples, job.dev, loop)
-    if not isinstance(settings, ElasticSettings) and not settings.elastic:
-        return FinetuneTask(*data, settings.max_length, settings.metric)
-    if not job.task.can_exit_early:
-        raise AlbertkitError("generate needs the full depth for every token. Omit --elastic.")
-    if not isinstance(settings, ElasticSettings):
-        settings = ElasticSettings(**dataclasses.asdict(settings))
-    return ElasticTask(*data, settings)
-
-
-def loop_settings(
-    settings: FinetuneSettings, steps: int, learning_rate: float, seed: int, evaluations: int = 1
-) -> TrainSettings:
-    """Settings of the loop for one run: an evaluation and a checkpoint per epoch. The best one is the result."""
-    return TrainSettings(
-        steps=steps,
-        batch_size=settings.batch_size,
-        micro_batch_size=settings.micro_batch_size,
-        learning_rate=learning_rate,
-        warmup_ratio=0.1,
-        seed=seed,
-        evaluations=evaluations,
-        patience=settings.patience,
-        load_best=True,
-        device=settings.device,
-        compile="no",
-        tensorboard=False,
-    )
 
 
 # Evaluating ---------------------------------------------------------------------------------------------------------

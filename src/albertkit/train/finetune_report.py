@@ -59,10 +59,9 @@ def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list
     sizes = f"{len(run.features):,} training inputs, {len(run.dev):,} examples held out"
     lines = ["# Report", "", f"Task: {artifact.metadata.task}. {sizes}. Peak memory {peak:,.0f} MB.", ""]
     lines += metrics_table(runs)
-    failed = next((run["failed"] for run in runs if run.get("failed")), None)
+    failed = next((run for run in runs if run.get("failed")), None)
     if failed:
-        remedy = "Pass more examples or epochs, a lower learning rate, or train a head only (`--freeze`)."
-        lines += [f"**Collapsed:** {failed}. {remedy}", ""]
+        lines += [f"**{failed['failure'].capitalize()}:** {failed['failed']}. {failed['remedy']}", ""]
     spread = artifact.metadata.metrics.get("dev over seeds")
     if spread:
         some = list(spread.items())[:MAX_COLUMNS]

@@ -240,7 +240,8 @@ class FinetuneTask:
                 "pruning or seed. Choose another folder, or delete it."
             )
         self.model.load_state_dict(to_tensors(artifact.weights))
-        self.position = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
+        epoch, batch = int(data.get("epoch", 0)), int(data.get("batch", 0))
+        self.position = (epoch, batch) if batch < self.batches else (epoch + 1, 0)  # batches may be larger now
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The current model."""

@@ -37,8 +37,9 @@ from albertkit.train.distill_data import DistillData, DistillSettings, RecoveryS
 from albertkit.train.distill_task import DistillTask, TeacherOutputs, without_projection
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import train
+from albertkit.train.presets import preset_epochs, preset_learning_rate
 from albertkit.train.teachers import AlbertTeacher
-from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
+from albertkit.train.train_settings import TrainSettings
 
 CALIBRATION_TEXTS = 512
 PLAIN_OPTIONS = {"head_size", "brightmart_layout", "scale_embedding"}  # options that do not change attention

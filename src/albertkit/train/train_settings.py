@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.options import setting
 
@@ -115,6 +114,7 @@ class PretrainSettings:
         "Shallower depths to train, such as 3,6,9: every second step, on average, uses one of them.",
     )
     eval_rows: int = setting(1024, "Held-out rows to evaluate on.")
+    alarm: bool = setting(True, "Rewind a run whose loss jumps, and stop one that has collapsed.")
 
     def __post_init__(self) -> None:
         check_numbers(self, "0 or above, and below 1", "short_ratio", "single_ratio")
@@ -122,8 +122,7 @@ class PretrainSettings:
         check_choice("consistency_similarity", self.consistency_similarity, SIMILARITIES)
         if not 0 < self.mask_ratio < 0.9:
             raise AlbertkitError(f"mask_ratio is {self.mask_ratio}; it must be between 0 and 0.9")
-        if not 0 < self.layer_decay <= 1:
-            raise AlbertkitError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
+        check_layer_decay(self.layer_decay)
         self.phases()
         self.shallow_depths()
 
@@ -159,8 +158,10 @@ class PretrainSettings:
 class FinetuneSettings:
     """How to fine-tune. Defaults of None depend on the size of the model and of the data."""
 
-    epochs: float | None = setting(None, "Passes over the examples [default: 2 to 10, fewer for more examples].")
-    batch_size: int = setting(32, "Examples per training step.")
+    epochs: float | None = setting(None, "Passes over the examples [default: by the task and the number of examples].")
+    batch_size: int | None = setting(
+        None, "Examples per training step [default: 2 to 32, by the task, the number of examples and --epochs]."
+    )
     micro_batch_size: int | None = setting(None, "Examples per forward pass, if a batch does not fit into memory.")
     learning_rate: float | None = setting(None, "Peak learning rate [default: by the size of the model].")
     dropout: float | None = setting(None, "Dropout inside the layers [default: from the model's config].")
@@ -173,10 +174,15 @@ class FinetuneSettings:
     freeze: bool = setting(False, "Train only a head on the model's sentence vectors: seconds instead of minutes.")
     shots: int | None = setting(None, "Use this many examples of each class.")
     class_weights: bool = setting(False, "Rare classes weigh more in the loss.")
+    layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer count less in its gradient.")
     gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third slower.")
+    keep_epochs: bool = setting(False, "Keep the checkpoint of every epoch, in runs/seed-N/checkpoints.")
+    resume: bool = setting(False, "Continue the run in --output with other settings, such as more --epochs.")
+    overwrite: bool = setting(False, "Delete the run in --output and start again.")
     elastic: bool = setting(False, "Train every depth, so that texts may exit early (see albertkit elastic).")
     target_length: int = setting(32, "generate: most tokens to write; the source gets the rest of --max-length.")
     label_smoothing: float = setting(0.0, "generate: label smoothing.")
+    max_unknown: float = setting(0.1, "Largest share of training texts that the model cannot read; 1 accepts all.")
     device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
     progress_bar: bool = False  # no flag: the command line always shows one on a terminal
 
@@ -186,6 +192,9 @@ class FinetuneSettings:
         check_numbers(self, "above 0", "epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots")
         check_numbers(self, "0 or above", "restarts")
         check_numbers(self, "0 or above, and below 1", "dropout")
+        check_layer_decay(self.layer_decay)
+        if self.resume and self.overwrite:
+            raise AlbertkitError("resume and overwrite exclude each other. Pass one of them.")
         if not self.shortest_input <= self.max_length <= 1_000_000:
             raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more")
         if self.freeze and self.seeds > 1:
@@ -203,6 +212,7 @@ class ElasticSettings(FinetuneSettings):
     epochs: float | None = setting(
         None, "Passes over the examples [default: half of what finetune takes, all for a model without a task]."
     )
+    batch_size: int | None = setting(32, "Examples per training step.")
     max_length: int = setting(0, "Longest input in tokens; 0 takes that of the model, or of its teacher.")
     freeze: bool = False  # fields without a sentence have no flag in `albertkit elastic`
     shots: int | None = None
@@ -225,20 +235,10 @@ class ElasticSettings(FinetuneSettings):
         check_numbers(self, "above 0", "temperature")
 
 
-def preset_learning_rate(config: AlbertConfig) -> float:
-    """The learning rate for a width: wide shared layers collapse at the learning rates of narrow ones."""
-    for width, rate in ((320, 2e-4), (512, 1e-4), (800, 3e-5), (1100, 2e-5)):
-        if config.hidden_size <= width:
-            return rate
-    return 1e-5
-
-
-def preset_epochs(examples: int) -> float:
-    """More epochs for fewer examples."""
-    for most, epochs in ((5_000, 10.0), (20_000, 5.0), (100_000, 3.0)):
-        if examples <= most:
-            return epochs
-    return 2.0
+def check_layer_decay(value: float) -> None:
+    """Raise if the factor of earlier uses of the shared layer is not above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise AlbertkitError(f"layer_decay is {value}; it must be above 0 and at most 1")
 
 
 def parse_integers(name: str, text: str) -> tuple[int, ...]:

@@ -1,0 +1,222 @@
+"""The runs of a fine-tuning job: one for each seed, restarted while they collapse. No torch until it is needed.
+
+In: a `FinetuneJob`. Out: `FinetuneResult` and OUTPUT/runs, model, report. Before this file: `finetune.py` and
+`elastic.py`, which make the job. `presets.py` chooses the schedule, `collapse.py` finds failures, `run_settings.py`
+compares the settings with those of an earlier run in the folder, and `loop.py` trains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.data.shards import write_json
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.examples import Example
+from albertkit.tasks.task import lower_is_better
+from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
+from albertkit.train.presets import Schedule, preset_learning_rate, preset_schedule
+from albertkit.train.run_settings import prepare_output, write_settings
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
+from albertkit.unreadable_text import check_training_texts
+
+if TYPE_CHECKING:
+    from albertkit.train.collapse import Failure
+    from albertkit.train.finetune_task import FinetuneTask
+    from albertkit.train.loop import TrainResult
+
+Log = Callable[[str], None]
+MAX_EVALUATIONS = 20  # of a run with preset epochs
+FAILURES = {
+    "collapsed": "collapsed",
+    "too short": "was too short",
+    "does not generalize": "learnt the training examples only",
+}
+
+
+@dataclass(frozen=True)
+class FinetuneJob:
+    """A fine-tuning job: the task, the initial model, the data, the folder and the settings."""
+
+    task: Any
+    model: Artifact
+    examples: Sequence[Any]
+    dev: Sequence[Any]
+    output: Path
+    settings: FinetuneSettings
+
+
+def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
+    """Train once for each seed; the best run is the result."""
+    settings, output = job.settings, job.output
+    task_name = getattr(job.task, "name", "")
+    prepare_output(output, task_name, settings, log)
+    dev_before = _dev_hash_before(output)
+    if job.model.tokenizer is not None:
+        texts = [example.joined_text() for example in job.examples if isinstance(example, Example)]
+        check_training_texts(job.model.tokenizer, texts, settings.max_unknown)
+    if settings.dropout is not None:
+        dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+        model = dataclasses.replace(job.model, config=job.model.config.replace(**dropout))
+        job = dataclasses.replace(job, model=model)
+    runs: list[dict[str, Any]] = []
+    best: tuple[float, Artifact, FinetuneTask] | None = None
+    for number in range(settings.seeds):
+        start = _run_until_stable(job, settings.seed + number, log)
+        task, result, summary = start.task, start.result, start.summary
+        if number == 0 and dev_before not in (None, summary["dev"]):
+            log("note: the best epoch was selected on other held-out examples; metrics are of the new ones")
+        if result.model is None:
+            raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
+        runs.append({**summary, "metrics": result.metrics})
+        if best is None or start.score > best[0]:
+            best = start.score, read_artifact(result.model), task
+    assert best is not None
+    _, artifact, task = best
+    if len(runs) > 1:
+        values = {name: [run["metrics"][name] for run in runs] for name in runs[0]["metrics"]}
+        spread = {name: [statistics.fmean(v), statistics.stdev(v)] for name, v in values.items()}
+        meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
+        artifact = dataclasses.replace(artifact, metadata=meta)
+    write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
+    write_json(output / "runs.json", runs)
+    write_settings(output, task_name, settings)
+    evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
+    write_report(output, evaluated, artifact, runs)
+    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
+
+
+def _dev_hash_before(output: Path) -> str | None:
+    """The hash of the held-out examples of a finished run in this folder."""
+    try:
+        return str(json.loads((output / "runs.json").read_bytes())[0]["dev"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run: its task after training, the result, and the failure if it learnt nothing."""
+
+    task: FinetuneTask
+    result: TrainResult
+    failure: Failure | None
+    summary: dict[str, Any]
+
+    @property
+    def score(self) -> float:
+        """The metric that selects the best checkpoint; higher is better."""
+        name = self.task.selection_metric
+        return (-1 if lower_is_better(name) else 1) * self.result.metrics.get(name, 0.0)
+
+
+def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> Start:
+    """One run. While it collapses, restart it with another seed and half the learning rate. The best start is kept."""
+    began, starts = time.perf_counter(), list[Start]()
+    for number in range(job.settings.restarts + 1):
+        start = _run_once(job, seed + 1000 * number, 0.5**number, log)
+        starts.append(start)
+        if start.result.model is None:
+            return start
+        failure = start.failure
+        if failure is None or not failure.is_collapse or number == job.settings.restarts:
+            break
+        rate = start.summary["rate"] / 2
+        log(f"training collapsed ({failure.reason}); restarting with learning rate {rate:g} and another seed")
+    best = max(starts, key=lambda start: start.score)
+    if best.failure is not None:
+        left = "; no restart is left" if best.failure.is_collapse else ""
+        log(f"the training {FAILURES[best.failure.kind]}: {best.failure.reason}{left}. {best.failure.remedy}")
+        failed = {"failed": best.failure.reason, "failure": best.failure.kind, "remedy": best.failure.remedy}
+        best = dataclasses.replace(best, summary={**best.summary, **failed})
+    collapses = sum(start.failure is not None and start.failure.is_collapse for start in starts[:-1])
+    totals = {"seconds": time.perf_counter() - began, "collapsed": collapses}
+    return dataclasses.replace(best, summary={**best.summary, **totals})
+
+
+def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Start:
+    """One start, with a share of the learning rate."""
+    from albertkit.train.checkpoint import saved_steps
+    from albertkit.train.collapse import find_failure
+    from albertkit.train.loop import train
+
+    settings, preset_rate = job.settings, preset_learning_rate(job.model.config)
+    task = _build_training_task(job, loop_settings(settings, 1, preset_rate, seed))
+    task.check_metric()
+    schedule = _schedule(job, len(task.features))
+    rate, steps = schedule.learning_rate * rate_factor, schedule.steps(len(task.features))
+    settings = dataclasses.replace(settings, batch_size=schedule.batch_size)
+    task.settings = loop_settings(settings, steps, rate, seed, _evaluations(job.settings, schedule.epochs))
+    task.model.encoder.checkpointing = settings.gradient_checkpointing
+    task.model.encoder.layer_decay = settings.layer_decay
+    folder = job.output / "runs" / f"seed-{seed}"
+    done = max(saved_steps(folder), default=0)
+    if done > steps:
+        raise AlbertkitError(
+            f"{folder} is at step {done:,}, and these settings end at step {steps:,}. Pass more --epochs, or "
+            "--overwrite to start again."
+        )
+    log(f"{steps:,} steps of {schedule.batch_size} examples ({schedule.epochs:.3g} epochs), learning rate {rate:g}")
+    result = train(task, task.settings, folder, resume=True, log=log, progress_bar=settings.progress_bar)
+    dev = hashlib.sha256(repr([(f.ids, f.target) for f in task.dev_features]).encode()).hexdigest()[:16]
+    failure = find_failure(task, folder, preset_rate) if result.model is not None else None
+    return Start(task, result, failure, {"seed": seed, "rate": rate, "dev": dev})
+
+
+def _schedule(job: FinetuneJob, examples: int) -> Schedule:
+    """Batch size, epochs and learning rate: those that were passed, and presets."""
+    settings, is_single = job.settings, getattr(job.task, "kind", None) == "single"
+    passed = {name: getattr(settings, name) for name in ("epochs", "batch_size", "learning_rate")}
+    classes = len(job.task.labels) if is_single else 0
+    return preset_schedule(getattr(job.task, "name", ""), examples, job.model.config, classes=classes, **passed)
+
+
+def _evaluations(settings: FinetuneSettings, epochs: float) -> int:
+    """One evaluation per epoch, but not more than `MAX_EVALUATIONS` if the epochs were not chosen by the user."""
+    is_chosen = settings.epochs is not None or settings.patience or settings.keep_epochs
+    return math.ceil(epochs) if is_chosen else min(math.ceil(epochs), MAX_EVALUATIONS)
+
+
+def _build_training_task(job: FinetuneJob, loop: TrainSettings) -> FinetuneTask:
+    """The task for the loop: training of the full depth, or of every depth."""
+    from albertkit.train.elastic import ElasticTask
+    from albertkit.train.finetune_task import FinetuneTask
+
+    settings, data = job.settings, (job.task, job.model, job.examples, job.dev, loop)
+    if not isinstance(settings, ElasticSettings) and not settings.elastic:
+        return FinetuneTask(*data, settings.max_length, settings.metric)
+    if not job.task.can_exit_early:
+        raise AlbertkitError("generate needs the full depth for every token. Omit --elastic.")
+    if not isinstance(settings, ElasticSettings):
+        settings = ElasticSettings(**dataclasses.asdict(settings))
+    return ElasticTask(*data, settings)
+
+
+def loop_settings(
+    settings: FinetuneSettings, steps: int, learning_rate: float, seed: int, evaluations: int = 1
+) -> TrainSettings:
+    """Settings of the loop for one run: an evaluation and a checkpoint per epoch. The best one is the result."""
+    return TrainSettings(
+        steps=steps,
+        batch_size=settings.batch_size or 32,
+        micro_batch_size=settings.micro_batch_size,
+        learning_rate=learning_rate,
+        warmup_ratio=0.1,
+        seed=seed,
+        evaluations=evaluations,
+        patience=settings.patience,
+        keep_checkpoints=1_000_000 if settings.keep_epochs else 2,
+        load_best=True,
+        device=settings.device,
+        compile="no",
+        tensorboard=False,
+    )

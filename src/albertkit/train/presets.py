@@ -1,0 +1,87 @@
+"""Presets of fine-tuning: batch size, epochs and learning rate, from the task, the number of examples and the model.
+
+In: what is known before training. Out: a `Schedule`, which `finetune.py` passes to the loop. Training needs a number
+of steps, not of epochs: the numbers below come from learning curves of 13 data sets with 100 to 3,000 examples
+(docs/results/data-size.md). Answers, choices, vectors and generation were not among them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from albertkit.config import AlbertConfig
+
+FEW_EXAMPLES = 500
+FEW_SENTENCES = 2_000  # entities, and intents with slots: every word is an example
+FEW_PER_CLASS = 5
+MIN_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long to train, and in which steps."""
+
+    batch_size: int
+    epochs: float
+    learning_rate: float
+
+    def steps(self, examples: int) -> int:
+        """Training steps for a number of examples."""
+        return max(1, round(-(-examples // self.batch_size) * self.epochs))
+
+
+def preset_schedule(
+    task: str,
+    examples: int,
+    config: AlbertConfig,
+    *,
+    classes: int = 0,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+) -> Schedule:
+    """The schedule of a task. Values that are passed are kept, and the others fit them.
+
+    Fewer epochs than the preset make the batch smaller, so that the number of steps stays as near as possible.
+    classes: of a classifier with one class per text.
+    """
+    batch, steps = preset_steps(task, examples, classes)
+    if batch_size is None:
+        batch_size = batch if epochs is None else _fitting_batch(epochs * examples / steps, batch)
+    if epochs is None:
+        steps = max(steps // 2, steps * batch // batch_size) if batch_size > batch else steps
+        epochs = max(preset_epochs(examples), steps / -(-examples // batch_size))
+    return Schedule(batch_size, epochs, learning_rate or preset_learning_rate(config))
+
+
+def preset_steps(task: str, examples: int, classes: int = 0) -> tuple[int, int]:
+    """The batch size, and the least number of training steps."""
+    if (task in ("tag", "intent") and examples <= FEW_SENTENCES) or (task == "dialogue" and examples <= FEW_EXAMPLES):
+        return 8, 1600
+    if task == "classify" and examples <= FEW_EXAMPLES:
+        return (32, 1200) if examples < FEW_PER_CLASS * classes else (16, 800)
+    if task in ("classify", "tag", "intent", "dialogue"):
+        return 32, 2400
+    return (32 if task == "match" or examples > FEW_EXAMPLES else 16), 400  # not measured
+
+
+def _fitting_batch(size: float, most: int) -> int:
+    """The nearest power of two from `MIN_BATCH` to `most`."""
+    return min(most, max(MIN_BATCH, 2 ** round(math.log2(max(size, 1.0)))))
+
+
+def preset_learning_rate(config: AlbertConfig) -> float:
+    """The learning rate for a width: wide shared layers collapse at the learning rates of narrow ones."""
+    for width, rate in ((320, 2e-4), (512, 1e-4), (800, 3e-5), (1100, 2e-5)):
+        if config.hidden_size <= width:
+            return rate
+    return 1e-5
+
+
+def preset_epochs(examples: int) -> float:
+    """More epochs for fewer examples: enough for a model that is trained already, the least for others."""
+    for most, epochs in ((5_000, 10.0), (20_000, 5.0), (100_000, 3.0)):
+        if examples <= most:
+            return epochs
+    return 2.0

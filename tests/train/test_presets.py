@@ -1,0 +1,61 @@
+"""Presets of fine-tuning: enough steps for every number of examples, and near the best of the measured settings."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from albertkit.config import preset
+from albertkit.train.presets import preset_schedule, preset_steps
+
+CURVES = Path(__file__).parent.parent.parent / "studies" / "results" / "curves.jsonl"
+TASKS = {"conll2003": "tag", "cluener": "tag", "atis": "intent", "snips": "intent", "woz2": "dialogue"}
+METRICS = {"cola": "mcc", "sts-b": "pearson", "woz2": "joint_goal", "conll2003": "f1", "cluener": "f1", "atis": "mean", "snips": "mean"}  # fmt: skip
+CLASSES = {"clinc150-small": 150, "sts-b": 0}
+NOISE = {("cola", 100), ("cola", 300), ("woz2", 100)}
+"""Matthews correlations near 0, and 2.4 points of joint goal with a standard error of 1.6."""
+
+
+def measured() -> dict[tuple[str, int], dict[tuple[int, int], float]]:
+    """Scores by data set and number of examples, and by batch size and steps, at the preset learning rate."""
+    found: dict[tuple[str, int], dict[tuple[int, int], float]] = defaultdict(dict)
+    for line in CURVES.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "error" not in row:
+            steps = row["steps"] if row["learning_rate"] != 2e-4 else -1
+            value = row["metrics"][METRICS.get(row["data"], "accuracy")]
+            found[row["data"], row["size"]][row["batch_size"], steps or 0] = value or 0.0
+    return found
+
+
+def test_presets_are_within_ten_percent_of_the_best_measured_setting():
+    curves = measured()
+    assert len(curves) == 52
+    for (name, size), scores in curves.items():
+        chosen = preset_steps(TASKS.get(name, "classify"), size, CLASSES.get(name, 2))
+        assert chosen in scores, f"{name} with {size} examples was not measured with {chosen}"
+        if (name, size) not in NOISE:
+            assert scores[chosen] >= 0.9 * max(scores.values()), (name, size, scores)
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "intent", "dialogue", "answer", "choose", "match", "generate"])
+@pytest.mark.parametrize("examples", [10, 100, 499, 3000, 50_000, 1_000_000])
+def test_every_preset_has_enough_steps_and_the_old_epochs(task, examples):
+    schedule = preset_schedule(task, examples, preset("small"))
+    assert schedule.steps(examples) >= (400 if task in ("answer", "choose", "match", "generate") else 800)
+    assert schedule.epochs >= 2 and 8 <= schedule.batch_size <= 32
+
+
+def test_few_epochs_make_the_batch_smaller_unless_it_was_passed():
+    small = preset("small")
+    few = preset_schedule("tag", 900, small, epochs=3)
+    assert (few.batch_size, few.epochs, few.steps(900)) == (2, 3, 1350)
+    assert preset_schedule("tag", 900, small).steps(900) == 1600
+    assert preset_schedule("tag", 900, small, epochs=3, batch_size=32).batch_size == 32
+    assert preset_schedule("classify", 100_000, small, epochs=1).batch_size == 32
+    many = preset_schedule("classify", 1000, small, batch_size=64)
+    assert many.steps(1000) == 1200  # half the steps, and as many examples
+    assert preset_schedule("classify", 1000, small, learning_rate=5e-4).learning_rate == 5e-4
