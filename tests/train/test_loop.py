@@ -446,9 +446,10 @@ def test_a_rate_beyond_all_reason_is_found_out(bench, tmp_path):
 def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
     """A rate of nothing: masked words are guessed worse than by counting words."""
     monkeypatch.setattr(pretrain, "STUCK_STEPS", 10)
+    monkeypatch.setattr(pretrain, "STUCK_LINES", 4)
     with pytest.raises(
         AlbertkitError,
-        match=r"stopped at step 25: .* is 4\.\d\d, above the 3\.55 of .*: .*half the --learning-rate.* last checkpoint",
+        match=r"stopped at step 30: .* is 4\.\d\d, above the 3\.55 of .*: .*half the --learning-rate.*--no-alarm.* last checkpoint",
     ):
         bench.train(tmp_path, steps=30, learning_rate=1e-9, evaluations=0)
     assert checkpoint.saved_steps(tmp_path) == [0]  # what has collapsed is not what a resume should go on from
@@ -533,10 +534,20 @@ def test_the_alarm_waits_and_keeps_quiet_when_words_are_learnt(bench):
         work = bench.work(TrainSettings(steps=2000, device="cpu", **given))
         return [work.check_metrics({"mlm_loss": work.entropy + loss}, progress, step) for loss in losses]
 
-    assert "collapsed" in str(told([0.1, 0.0, 0.1])[2])
-    assert told([0.1, 0.1, -0.01, 0.1, 0.1]) == [None] * 5  # one line may be chance, three in a row are not
-    assert told([-0.2] * 9) == told([0.1] * 9, progress=0.3) == told([0.1] * 9, step=400) == [None] * 9
-    assert told([0.1] * 9, warmup_ratio=0.3) == [None] * 9 and told([0.1] * 9, 0.7, warmup_ratio=0.3)[2] is not None
+    stuck = [0.1, 0.0] * 10
+    assert "collapsed" in str(told(stuck)[19]) and told(stuck)[:19] == [None] * 19
+    assert told([0.1] * 12 + [-0.01] + [0.1] * 19) == [None] * 32  # one line below the entropy is not stuck
+    assert told([-0.2] * 30) == told([0.1] * 30, progress=0.3) == told([0.1] * 30, step=400) == [None] * 30
+    assert told([0.1] * 30, warmup_ratio=0.3) == [None] * 30
+    assert told([0.1] * 30, 0.7, warmup_ratio=0.3)[19] is not None
+
+
+def test_a_slow_run_is_not_stopped_and_the_alarm_can_be_switched_off(bench):
+    slow = bench.work(TrainSettings(steps=2000, device="cpu"))
+    losses = [slow.entropy + 3 - 0.003 * line + 0.05 * (line % 2) for line in range(100)]
+    assert not any(slow.check_metrics({"mlm_loss": loss}, 0.5, 1000) for loss in losses)
+    quiet = bench.work(TrainSettings(steps=2000, device="cpu"), PretrainSettings(lengths="16", alarm=False))
+    assert not any(quiet.check_metrics({"mlm_loss": loss}, 0.5, 1000) for loss in [2.0, *[9.0] * 40])
 
 
 @pytest.mark.parametrize("file", ["model", "training"])

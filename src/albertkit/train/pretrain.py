@@ -35,7 +35,8 @@ from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
 STUCK_AT = 0.4  # share of the budget after which a model must be better than unigram frequencies
 STUCK_STEPS = 500  # steps before which this is not checked
-STUCK_LINES = 3  # consecutive lines of metrics needed: a single one may have few tokens
+STUCK_LINES = 20  # consecutive lines of metrics in which the loss must not fall: a single one may have few tokens
+STUCK_FALL = 0.01  # a loss that falls by more, from the first half of these lines to the second, is slow and not stuck
 DIVERGED_STEPS = 50  # steps before which the loss may jump
 EVAL_BATCH = 64  # rows
 
@@ -150,7 +151,7 @@ class PretrainTask:
         counts = self.shards.unigrams()
         share = counts[counts > 0] / counts.sum()
         self.entropy = -float((share * np.log(share)).sum())
-        self.stuck = 0
+        self.stuck: list[float] = []  # the last losses, all above the unigram entropy
         self.lowest: dict[int, float] = {}  # by length of rows, since the loss depends on the length
         self.positions: dict[int, StreamPosition] = {}  # by length of rows
         self.streams: dict[int, RowStream] = {}
@@ -228,21 +229,27 @@ class PretrainTask:
         return {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
     def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """Divergence: the loss is far above its minimum. Collapse: it stays above the unigram entropy."""
+        """Divergence: the loss is far above its minimum. Collapse: above the unigram entropy it no longer falls."""
+        if not self.goals.alarm:
+            return None
         loss, length = numbers["mlm_loss"], self.goals.length_at(progress)
         lowest = self.lowest.get(length, math.inf)
         if step > DIVERGED_STEPS and loss > 1.15 * lowest + 0.2:
             return Alarm(f"the loss was {lowest:.2f} and is {loss:.2f}: the training has diverged", rewind=True)
         self.lowest[length] = min(lowest, loss)
         is_early = progress < max(STUCK_AT, 2 * self.settings.warmup_ratio) or step < STUCK_STEPS
-        self.stuck = 0 if is_early or loss < self.entropy else self.stuck + 1
-        if self.stuck < STUCK_LINES:
+        self.stuck = [] if is_early or loss < self.entropy else [*self.stuck, loss][-STUCK_LINES:]
+        if len(self.stuck) < STUCK_LINES or self._falls_slowly():
             return None
         return Alarm(
-            f"the MLM loss is {loss:.2f}, above the {self.entropy:.2f} of unigram frequencies: the model has "
-            f"collapsed. Start again with half the --learning-rate, a larger --warmup-ratio or another --seed. "
-            f"With very little data or budget, use a smaller shape"
+            f"the MLM loss is {loss:.2f}, above the {self.entropy:.2f} of unigram frequencies, and does not fall: the "
+            f"model has collapsed. Start again with half the --learning-rate, a larger --warmup-ratio or another "
+            f"--seed, or switch this off with --no-alarm. With very little data or budget, use a smaller shape"
         )
+
+    def _falls_slowly(self) -> bool:
+        half = STUCK_LINES // 2
+        return sum(self.stuck[:half]) - sum(self.stuck[half:]) > STUCK_FALL * half
 
     def data_position(self) -> dict[str, Any]:
         """The position in the rows, and the lowest loss so far, of each length."""
