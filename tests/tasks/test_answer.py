@@ -17,6 +17,7 @@ from albertkit.tasks.answer import (
     grade,
     is_chinese,
     normalize_english,
+    whole_words,
 )
 from albertkit.tasks.examples import QuestionExample
 from albertkit.tokenizer import Tokenizer
@@ -161,7 +162,7 @@ def test_what_targets_say_comes_back(data):
     assert found.text == context[found.start : found.end]
     if any(f.target != (0, 0) for f in own):
         # two tokens may stand for the same characters (ﬁ is two letters), so compare characters
-        assert (found.start, found.end) == (covering[0][0], covering[-1][1])
+        assert (found.start, found.end) == whole_words(context, covering[0][0], covering[-1][1])
     elif task.threshold is not None:
         assert found.text == ""
     assert broncos.text in ("Denver Broncos", "") or task.threshold is None
@@ -224,6 +225,25 @@ def test_an_end_before_its_start_and_long_answers_do_not_count():
     assert short.text == "Denver"
 
 
+def test_an_answer_does_not_start_or_end_inside_a_word():
+    """Tokens inside a word have the highest scores; Chinese has no spaces, so there any character may be an end."""
+    context = "The uncharacteristically loud Broncos won in 1999 by 24-10."
+    inside = {context[a:b] for a, b in ENGLISH.encode(context, add_specials=False).offsets}
+    tokens = [token for token in sorted(inside) if token in "uncharacteristically"]
+    assert len(tokens) > 1
+    for first in tokens:
+        for last in tokens:
+            found = scored(AnswerTask(), {first: 9}, {last: 9}, context=context)
+            assert all(
+                not (context[place - 1].isalnum() and context[place].isalnum())
+                for one in (found, *found.others)
+                for place in (one.start, one.end)
+                if 0 < place < len(context)
+            )
+    assert whole_words("\u4e39\u4f5b\u91ce\u9a6c\u961f", 1, 3) == (1, 3)
+    assert whole_words("a" * 10_000, 5000, 5001) == (4950, 5051)  # bounded
+
+
 def test_no_duplicates():
     found = scored(AnswerTask(), {"Leeds": 5}, {"Leeds": 5}, context="Leeds or Leeds or Leeds")
     assert (found.text, found.start, found.score) == ("Leeds", 0, 10)
@@ -254,7 +274,10 @@ def test_loud_windows():
     places = [next(i for i, (a, b) in enumerate(f.offsets) if b > a) for f in features]
     tables[0][places[0]], tables[0][0] = 10, 11  # loud, but more sure that nothing is here
     tables[1][places[1]], tables[1][0] = 6, 1
-    first, second = (question.context[slice(*f.offsets[i])] for f, i in zip(features[:2], places, strict=False))
+    first, second = (
+        question.context[slice(*whole_words(question.context, *f.offsets[i]))]
+        for f, i in zip(features[:2], places, strict=False)
+    )
     assert task.results(tables, features, [question])[0].text == first
     found = replace(task, threshold=0.0).results(tables, features, [question])[0]
     assert (found.text, found.score) == (second, 10)

@@ -107,7 +107,9 @@ def check_job(job: BulkJob) -> None:
     if job.task == "embed":
         albert.embed_options(**{name: value for name, value in options.items() if name != "early_exit"})
     else:
-        getattr(albert, job.task)(["a text"], **{name: value for name, value in options.items() if name != "pair"})
+        pairs = {} if options.get("pair") is None else {"pairs": [options["pair"]]}
+        options = {name: value for name, value in options.items() if name != "pair"}
+        getattr(albert, job.task)(["a text"], **pairs, **options)
 
 
 class OutputFolder:

@@ -85,6 +85,7 @@ def check_task(model: RuntimeModel, task: str) -> None:
 def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> list[Feature]:
     """The features of examples of a task. Raises if the model was made for another task."""
     check_task(model, task)
+    check_pairs(model, examples)
     features = list(model.task.features(examples, model.tokenizer, model.max_task_tokens))
     unknown = model.tokenizer.unk_id
     places = sorted({f.example for f in features if unknown is None or unknown in f.ids})
@@ -92,6 +93,17 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     found = find_unreadable(model.tokenizer, texts)
     report_unreadable(replace(found, total=len(examples)))
     return features
+
+
+def check_pairs(model: RuntimeModel, examples: Sequence[Any]) -> None:
+    """Raise if a classifier of pairs gets a single text: it would predict without having learnt to."""
+    if model.metadata.task == "classify" and model.metadata.details.get("pairs"):
+        single = next((e for e in examples if getattr(e, "pair", None) is None), None)
+        if single is not None:
+            raise AlbertkitError(
+                f"{getattr(single, 'text', '')!r:.60} is a single text, but this model was trained on pairs of texts. "
+                "Pass the second text too (--pair, or pairs in Python)."
+            )
 
 
 def task_depth(model: RuntimeModel, depth: int | None) -> int:

@@ -24,6 +24,8 @@ from albertkit.tokenizer import Tokenizer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+MAX_WORD = 50  # characters by which an answer is extended
+_IN_WORD = re.compile("[^\\W_\u0e00-\u10ff\u1100-\u1dff\u2e80-\U0003ffff]")  # of scripts with spaces between words
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _CMRC_PUNCTUATION = str.maketrans(
     "", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
@@ -155,6 +157,7 @@ class AnswerTask(Task):
         for score, start, end in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
             if len(by_text) == self.n_best:
                 break
+            start, end = whole_words(context, start, end)
             text = context[start:end]
             by_text.setdefault(text, AnswerResult(text, start, end, score, 0.0))
         answers = list(by_text.values())
@@ -194,6 +197,23 @@ class AnswerTask(Task):
                     [r.score if r.text else -inf for r in best], f1_if_given, empty.astype(float).tolist()
                 )
         return metrics
+
+
+def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
+    """The span extended to the ends of its first and last word, by `MAX_WORD` characters at most.
+
+    >>> whole_words("In 1999, Denver won", 11, 18)
+    (9, 19)
+    """
+    for _ in range(MAX_WORD):
+        start -= _is_inside_word(text, start)
+        end += _is_inside_word(text, end)
+    return start, end
+
+
+def _is_inside_word(text: str, place: int) -> bool:
+    """Whether letters or digits of one word are before and after a place. Scripts without spaces have no such words."""
+    return 0 < place < len(text) and bool(_IN_WORD.match(text, place - 1) and _IN_WORD.match(text, place))
 
 
 def _tokens_of_answer(offsets: Sequence[tuple[int, int]], example: QuestionExample) -> tuple[int, int] | None:
