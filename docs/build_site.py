@@ -23,7 +23,7 @@ NAVIGATION = {  # language → heading → pages in the order of the menu; the f
         "": ["README.md"],
         "Guides": [f"docs/guides/{name}.md" for name in GUIDES],
         "Reference": [f"docs/reference/{name}.md" for name in ("cli", "api", "artifact", "http")],
-        "Results": [f"docs/results/{name}.md" for name in ("benchmarks", "models", "tasks", "compression", "elastic", "ideas")],
+        "Results": [f"docs/results/{name}.md" for name in ("benchmarks", "models", "tasks", "data-size", "compression", "elastic", "ideas")],
         "Understand": [f"docs/understand/{name}.md" for name in ("architecture", "albert", "documents")],
         "Project": ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LOG.md"],
     },

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 import api_page
 import benchmarks_page
 import cli_page
-from tables import artifact, benchmarks, compression, elastic, http_api, ideas, models, tasks
+from tables import artifact, benchmarks, compression, data_size, elastic, http_api, ideas, models, tasks
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.S)
@@ -38,6 +38,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **benchmarks.TABLES,
     **models.TABLES,
     **tasks.TABLES,
+    **data_size.TABLES,
     **compression.TABLES,
     **elastic.TABLES,
     **ideas.TABLES,

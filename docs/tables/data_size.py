@@ -1,0 +1,89 @@
+"""Tables of results/data-size.md: learning curves, and the presets beside the best measured settings."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from albertkit.train.presets import preset_steps
+from tables import FOLDERS, percent, table
+from tables.tasks import TITLES
+
+SIZES = (100, 300, 1000, 3000)
+# Task, metric, its name, and the number of classes of a text with one class.
+SETS: dict[str, tuple[str, str, str, int]] = {
+    "sst-2": ("classify", "accuracy", "accuracy", 2), "chnsenticorp": ("classify", "accuracy", "accuracy", 2), "cola": ("classify", "mcc", "Matthews", 2),
+    "clinc150-small": ("classify", "accuracy", "accuracy", 150), "mrpc": ("classify", "accuracy", "accuracy", 2), "rte": ("classify", "accuracy", "accuracy", 2),
+    "afqmc": ("classify", "accuracy", "accuracy", 2), "sts-b": ("classify", "pearson", "Pearson", 0), "conll2003": ("tag", "f1", "entity F1", 0),
+    "cluener": ("tag", "f1", "entity F1", 0), "atis": ("intent", "mean", "mean of intent accuracy and slot F1", 0),
+    "snips": ("intent", "mean", "mean of intent accuracy and slot F1", 0), "woz2": ("dialogue", "joint_goal", "joint goal", 0),
+}  # fmt: skip
+Setting = tuple[int, int | None, float | None]  # batch size, steps, learning rate; None is the preset of that time
+
+
+def curves() -> dict[tuple[str, int], dict[Setting, float]]:
+    """The score of each setting, by data set and number of examples."""
+    found: dict[tuple[str, int], dict[Setting, float]] = defaultdict(dict)
+    for line in (FOLDERS[0] / "curves.jsonl").read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
+        if "error" not in row:
+            setting = row["batch_size"], row["steps"], row["learning_rate"]
+            found[row["data"], row["size"]][setting] = row["metrics"][SETS[row["data"]][1]] or 0.0
+    return found
+
+
+def preset(name: str, size: int) -> Setting:
+    """The setting of the preset, which was measured."""
+    task, _, _, classes = SETS[name]
+    return *preset_steps(task, size, classes), 1e-4
+
+
+def by_size() -> str:
+    """Data sets down, numbers of examples across."""
+    scores = curves()
+    rows = ((TITLES[name], SETS[name][2], *(percent(scores[name, size][preset(name, size)]) for size in SIZES)) for name in SETS)  # fmt: skip
+    return table(("data", "metric", *(f"{size:,}" for size in SIZES)), rows)
+
+
+def presets() -> str:
+    """Tasks down, numbers of examples across: batch size × steps."""
+    names = {"classify": "sst-2", "classify, under 5 examples per class": "clinc150-small", "tag, intent": "atis", "dialogue": "woz2"}  # fmt: skip
+    rows = []
+    for title, name in names.items():
+        rows.append((title, *("{} × {:,}".format(*preset(name, size)[:2]) for size in SIZES)))
+    return table(("task", *(f"{size:,} examples" for size in SIZES)), rows)
+
+
+def share_of_best() -> str:
+    """The preset's share of the best measured score, in percent."""
+    scores, rows = curves(), []
+    for name in SETS:
+        cells = []
+        for size in SIZES:
+            found = scores[name, size]
+            own, best = found[preset(name, size)], max(found.values())
+            cells.append(f"{percent(own)} of {percent(best)}" if own < 0.9 * best else f"{100 * own / best:.0f} %")
+        rows.append((TITLES[name], *cells))
+    return table(("data", *(f"{size:,}" for size in SIZES)), rows)
+
+
+def all_settings() -> str:
+    """Every measured setting; the best of a row is bold."""
+    scores, settings = curves(), list[Setting]()
+    for found in scores.values():
+        settings += [one for one in found if one not in settings]
+    settings.sort(key=lambda one: (one[1] or 0, one[0], one[2] or 0))
+    heads = [f"{batch} × {steps:,}" + (" at 2e-4" if rate == 2e-4 else "") if steps else f"{batch}, 10 epochs" for batch, steps, rate in settings]  # fmt: skip
+    rows = []
+    for name in SETS:
+        for size in SIZES:
+            found = scores[name, size]
+            cells = [f"**{percent(found[one])}**" if found.get(one) == max(found.values()) else percent(found.get(one)) for one in settings]  # fmt: skip
+            rows.append((TITLES[name] if size == SIZES[0] else "", f"{size:,}", *cells))
+    return table(("data", "examples", *heads), rows)
+
+
+TABLES = {
+    "data-size": by_size, "data-size-presets": presets, "data-size-share": share_of_best, "data-size-all": all_settings,
+}  # fmt: skip
