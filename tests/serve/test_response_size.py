@@ -37,6 +37,7 @@ def narrow(folders):
         ("/fill", {"texts": ["[MASK]"] * 100, "k": 100}),
         ("/tokenize", {"inputs": ["a " * 9_000] * 10}),
         ("/embed", {"inputs": ["a"] * 1000}),
+        ("/embed_all", {"inputs": ["a b c d e f"] * 100}),
         ("/v1/embeddings", {"input": ["a"] * 1000, "model": "words"}),
         ("/v1/embeddings", {"input": ["a"] * 1000, "model": "words", "encoding_format": "base64"}),
         ("/similar", {"texts": ["a"] * 200}),
@@ -185,6 +186,7 @@ def test_foreseen_bytes_are_not_below_those_of_real_answers(folders):
     asked = {
         "/fill": {"texts": ["a [MASK] and [MASK]"] * 10, "k": 200},
         "/embed": {"inputs": ["a", "b"] * 100},
+        "/embed_all": {"inputs": ["a longer text", "b"] * 30},
         "/tokenize": {"inputs": ["some words and more of them"] * 100},
         "/similar": {"texts": [f"text {i}" for i in range(80)]},
         "/explain": {"text": "a [MASK] test", "k": 300, "attention": "float", "vectors": True},

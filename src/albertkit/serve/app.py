@@ -149,6 +149,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models", openai.models, OPENAI),
     Endpoint("GET", "/v1/models/{name:path}", openai.one_model, OPENAI),
     Endpoint("POST", "/embed", tei.embed, TEI),
+    Endpoint("POST", "/embed_all", tei.embed_all, TEI),
     Endpoint("POST", "/rerank", tei.rerank, TEI),
     Endpoint("POST", "/predict", tei.predict, TEI),
     Endpoint("POST", "/similarity", tei.similarity, TEI),

@@ -33,7 +33,7 @@ from albertkit.serve.request_texts import (
     normalized_characters,
     split_into_windows,
 )
-from albertkit.serve.response_size import PREDICTION_BYTES, text_bytes
+from albertkit.serve.response_size import PREDICTION_BYTES, text_bytes, vector_bytes
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 from albertkit.serve.served_indexes import ServedIndexes
@@ -234,16 +234,33 @@ class RequestContext:
         self.count_texts(texts)
         if not texts:
             return np.zeros((0, options.dim or model.albert.dim), np.float32)
-        estimate = sum(map(len, texts)) // TOKEN_CHARACTERS
-        self.service.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
         windows = await self._windows(model, texts, options)
         route = ComputeRoute(model, options.depth, read_vectors, options.pooling)
         ids = [np.array(window, np.int32) for window in windows.ids]
         rows = await self._run(BatchJob(route, ids, self.deadline))
         return combine_windows(np.stack(rows), windows, options)
 
+    async def embed_tokens(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> list[np.ndarray]:
+        """The vectors (tokens, H) of each text's tokens. A text of several windows is rejected."""
+        self.count_texts(texts)
+        windows = await self._windows(model, texts, options)
+        long = next((place for place, count in enumerate(windows.counts) if count > 1), None)
+        if long is not None:
+            most = model.albert.max_tokens
+            raise HttpError(
+                413, f"text {long} has more than the model's {most} tokens; split it, or set truncate", param="inputs"
+            )
+        size = vector_bytes(sum(windows.lengths), model.albert.dim)
+        self.foresee_response(size, "Send fewer or shorter texts.")
+        ids = [np.array(window, np.int32) for window in windows.ids]
+        rows = await self._run(BatchJob(ComputeRoute(model, options.depth, read_tokens), ids, self.deadline))
+        check_finite("token vectors", rows)
+        return rows
+
     async def _windows(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> TokenWindows:
         """Texts as windows of token ids, within the limits."""
+        estimate = sum(map(len, texts)) // TOKEN_CHARACTERS
+        self.service.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
         most, windows = self.settings.max_characters, TokenWindows([], [])
         if options.long_texts == "truncate":
             texts = [text.lstrip()[:most] if isinstance(text, str) else text for text in texts]
@@ -329,6 +346,10 @@ class RequestContext:
 
 def read_vectors(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
     return list(np.asarray(pool(route.model.albert, hidden, lengths, route.pooling), np.float32))
+
+
+def read_tokens(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
+    return [row[:length].astype(np.float32) for row, length in zip(hidden, lengths, strict=True)]
 
 
 def read_scores(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:

@@ -15,7 +15,16 @@ from msgspec import Meta
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.request_texts import as_texts_or_tokens
 from albertkit.serve.response_size import vector_bytes
-from albertkit.serve.schemas import NUMBERS, Depth, Dimensions, Pooling, StrictRequest, TextsOrTokens, WarnedResponse
+from albertkit.serve.schemas import (
+    NUMBERS,
+    Depth,
+    Dimensions,
+    Normalize,
+    Pooling,
+    StrictRequest,
+    TextsOrTokens,
+    WarnedResponse,
+)
 from albertkit.serve.served_models import ModelInfo
 
 
@@ -36,6 +45,7 @@ class EmbeddingsRequest(StrictRequest):
         Meta(description="For texts beyond the model's length: the mean of windows, truncation, or an error."),
     ] = "split"
     prompt: Annotated[str | None, Meta(description="A prompt's name or text, put before each text.")] = None
+    normalize: Normalize = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,12 @@ async def embeddings(context: RequestContext, body: EmbeddingsRequest) -> Embedd
     """Sentence vectors."""
     model = context.choose_model(body.model, "embed")
     options = model.albert.embed_options(
-        pooling=body.pooling, depth=body.depth, dim=body.dimensions, long_texts=body.long_texts, prompt=body.prompt
+        pooling=body.pooling,
+        depth=body.depth,
+        dim=body.dimensions,
+        long_texts=body.long_texts,
+        prompt=body.prompt,
+        normalize=body.normalize,
     )
     texts = as_texts_or_tokens(body.input, "input")
     size = vector_bytes(len(texts), options.dim or model.albert.dim, body.encoding_format == "base64")

@@ -44,6 +44,9 @@ Dimensions = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep
 Pooling = Annotated[
     Literal["mean", "cls", "pooler", "max"] | None, Meta(description="Pooling; the default is the model's.")
 ]
+Normalize = Annotated[bool | None, Meta(description="Vectors of length 1; the default is the model's.")]
+PromptName = Annotated[str | None, Meta(description="One of the model's prompts.")]
+Layer = Annotated[int | None, Meta(description="Hidden state to use: 0 the embeddings, -1 the last.")]
 Count = Annotated[int, Meta(ge=1, le=1000, description="How many results to return.")]
 
 

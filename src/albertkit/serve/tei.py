@@ -21,8 +21,12 @@ from albertkit.serve.schemas import (
     Dimensions,
     HttpError,
     IdsOrMany,
+    Layer,
+    Normalize,
     Pooling,
+    PromptName,
     Served,
+    Table,
     Texts,
     TextsOrPairs,
     TextsOrTokens,
@@ -42,14 +46,25 @@ class EmbedRequest(Struct, kw_only=True):
     """Sentence vectors. The fields from `model` on are not TEI's."""
 
     inputs: TextsOrTokens
-    normalize: Annotated[bool | None, Meta(description="Vectors of length 1; default the model's.")] = None
+    normalize: Normalize = None
     truncate: Annotated[bool | None, Meta(description="Truncate long texts instead of reading windows.")] = None
-    prompt_name: Annotated[str | None, Meta(description="One of the model's prompts.")] = None
+    prompt_name: PromptName = None
     dimensions: Dimensions = None
     model: Served = None
     depth: Depth = None
-    layer: Annotated[int | None, Meta(description="Hidden state to use: 0 the embeddings, -1 the last.")] = None
+    layer: Layer = None
     pooling: Pooling = None
+
+
+class EmbedAllRequest(Struct, kw_only=True):
+    """Token vectors. The fields from `model` on are not TEI's."""
+
+    inputs: TextsOrTokens
+    truncate: Annotated[bool | None, Meta(description="Truncate long texts; otherwise they are an error.")] = None
+    prompt_name: PromptName = None
+    model: Served = None
+    depth: Depth = None
+    layer: Layer = None
 
 
 class RootRequest(Struct, kw_only=True):
@@ -128,10 +143,7 @@ class SimilarityRequest(Struct, kw_only=True):
 async def embed(context: RequestContext, body: EmbedRequest) -> list[Vector]:
     """Sentence vectors."""
     model = context.choose_model(body.model, "embed")
-    prompts = model.albert.metadata.prompts
-    if body.prompt_name is not None and body.prompt_name not in prompts:
-        names = ", ".join(prompts) or "none"
-        raise HttpError(422, f"prompt {body.prompt_name!r} is unknown; the model has {names}", param="prompt_name")
+    check_prompt(model, body.prompt_name)
     options = model.albert.embed_options(
         pooling=body.pooling,
         layer=body.layer,
@@ -145,6 +157,27 @@ async def embed(context: RequestContext, body: EmbedRequest) -> list[Vector]:
     context.foresee_response(vector_bytes(len(texts), options.dim or model.albert.dim), "Send fewer texts.")
     vectors = await context.embed(model, texts, options)
     return list(np.ascontiguousarray(vectors, np.float32))
+
+
+async def embed_all(context: RequestContext, body: EmbedAllRequest) -> list[Table]:
+    """The vector of each token, special tokens included, in the order of /tokenize."""
+    model = context.choose_model(body.model, "embed")
+    check_prompt(model, body.prompt_name)
+    options = model.albert.embed_options(
+        layer=body.layer,
+        depth=body.depth,
+        long_texts="truncate" if body.truncate else "split",
+        prompt=body.prompt_name,
+    )
+    return await context.embed_tokens(model, as_texts_or_tokens(body.inputs, "inputs"), options)
+
+
+def check_prompt(model: ServedModel, name: str | None) -> None:
+    """Raise if a prompt is not one of the model's."""
+    prompts = model.albert.metadata.prompts
+    if name is not None and name not in prompts:
+        names = ", ".join(prompts) or "none"
+        raise HttpError(422, f"prompt {name!r} is unknown; the model has {names}", param="prompt_name")
 
 
 async def similarity(context: RequestContext, body: SimilarityRequest) -> list[float]:
