@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-# Largest value of each size. They bound the memory that a malicious config.json can allocate.
+# Largest value of each size. With the two limits below, they bound the memory that a malicious config.json can take.
 LIMITS = {
     "vocab_size": 4_000_000,
     "embedding_size": 65_536,
@@ -43,7 +43,8 @@ LIMITS = {
     "type_vocab_size": 1_024,
 }
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
-MAX_PARAMETERS = 20_000_000_000
+MAX_LAYERS = 1_024  # layers times layers inside a group
+MAX_PARAMETERS = 4_000_000_000  # 16 GB; xxlarge without sharing has 2.4 billion
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,18 @@ class AlbertConfig:
         if self.options.low_rank >= self.head_size:
             rank = self.options.low_rank
             raise AlbertkitError(f"option low_rank is {rank}; it must be below the head size {self.head_size}")
+        self._check_values_and_output()
         if self.options.norm == "document" and min(self.embedding_size, self.hidden_size) < 2:
             raise AlbertkitError("option norm is 'document', which needs embedding_size and hidden_size of 2 or more")
         if self.num_hidden_groups > self.num_hidden_layers:
             groups = self.num_hidden_groups
             raise AlbertkitError(
                 f"num_hidden_groups {groups} exceeds num_hidden_layers {self.num_hidden_layers}; lower it"
+            )
+        if (layers := self.num_hidden_layers * self.inner_group_num) > MAX_LAYERS:
+            raise AlbertkitError(
+                f"num_hidden_layers {self.num_hidden_layers} with inner_group_num {self.inner_group_num} is a model of "
+                f"{layers:,} layers; the limit is {MAX_LAYERS:,}: lower one of them"
             )
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         object.__setattr__(self, "hidden_act", ACTIVATIONS[self.hidden_act])
@@ -125,11 +132,27 @@ class AlbertConfig:
         for name in TOKEN_IDS:
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise AlbertkitError(f"{name} is {getattr(self, name)!r}; it must be a token id, 0 or above")
-        layer = self.hidden_size * (4 * self.attention_size + 2 * self.intermediate_size)
+        heads = 2 * (self.head_size + self.value_size) * self.num_attention_heads  # queries, keys, values, output
+        layer = self.hidden_size * (heads + 2 * self.intermediate_size)
         tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
+        tables += 6 * self.hidden_size**2 * (self.options.gru_layers if self.options.gru else 0)
         total = tables + layer * self.num_hidden_groups * self.inner_group_num
         if total > MAX_PARAMETERS:
             raise AlbertkitError(f"this shape has {total:,} parameters; the limit is {MAX_PARAMETERS:,}: lower a size")
+
+    def _check_values_and_output(self) -> None:
+        """The options `value_size` and `output_rank`, which depend on the shape."""
+        options = self.options
+        if options.value_size == self.head_size:
+            raise AlbertkitError(f"option value_size is {options.value_size}, which is the head size. Omit it.")
+        if options.value_size and options.low_rank >= options.value_size:
+            raise AlbertkitError(
+                f"option low_rank is {options.low_rank}; it must be below the size of values, {options.value_size}"
+            )
+        if options.output_rank >= self.hidden_size:
+            raise AlbertkitError(
+                f"option output_rank is {options.output_rank}; it must be below hidden_size {self.hidden_size}"
+            )
 
     def _number(self, name: str, low: float, high: float, rule: str) -> None:
         value = getattr(self, name)
@@ -151,6 +174,16 @@ class AlbertConfig:
     def score_size(self) -> int:
         """Width of a head's queries and keys: the head size, or the rank of low-rank attention."""
         return self.options.low_rank or self.head_size
+
+    @property
+    def value_size(self) -> int:
+        """Width of a head's values, d_v: the head size, unless the option `value_size` is set."""
+        return self.options.value_size or self.head_size
+
+    @property
+    def context_size(self) -> int:
+        """Width of a head's context: that of its values, or the rank of low-rank attention."""
+        return self.options.low_rank or self.value_size
 
     @property
     def key_heads(self) -> int:

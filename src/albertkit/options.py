@@ -14,7 +14,11 @@ from typing import Any, TypeVar
 
 from albertkit.errors import AlbertkitError, check_keys
 
-LARGEST = {"low_rank": 65_536, "window": 2_048, "global_every": 1_024, "relative_reach": 65_536, "head_size": 65_536}
+LARGEST = {
+    "low_rank": 65_536, "value_size": 65_536, "output_rank": 65_536, "window": 2_048, "global_every": 1_024,
+    "relative_reach": 65_536, "head_size": 65_536,
+}  # fmt: skip
+MAX_GRU_LAYERS = 16
 CHOICES = {"attention_bias": ("", "head", "relative"), "norm": ("", "document"), "classifier": ("", "mean")}
 REACH = 64
 ADVANCED = "Advanced options"
@@ -41,6 +45,11 @@ class Options:
     """A static model: the mean of one vector of size H per token, without layers (`compress/static_model.py`)."""
     low_rank: int = 0
     """Width (d_a) to which the queries, keys and values of each head are projected; 0: no projection."""
+    value_size: int = 0
+    """Size of a head's values (d_v), where queries and keys have the head size d: the context of a head,
+    softmax(QKᵀ/√d)·V, has d_v numbers. 0: the head size."""
+    output_rank: int = 0
+    """Rank r of the output of attention: context·A·B + b, with A (heads · d_v, r) and B (r, H); 0: one full matrix."""
     window: int = 0
     """A token attends to tokens up to this distance and to the first token, which attends to all; 0: full attention."""
     global_every: int = 0
@@ -52,7 +61,11 @@ class Options:
     relative_reach: int = REACH
     """With relative bias, the largest distance; larger distances are clipped to it."""
     gru: bool = False
-    """The output of a GRU over the embeddings is added to them before the first layer."""
+    """The output of a GRU over the embeddings is added to them before the first layer: x + GRU(x)."""
+    gru_layers: int = 1
+    """With a GRU, its layers: GRUₙ(… GRU₁(x)), each of size H."""
+    gru_residual: bool = True
+    """With a GRU, whether its output is added to the embeddings, or replaces them: GRU(x) instead of x + GRU(x)."""
     norm: str = ""
     """"document" divides by σ + ε, where LayerNorm divides by √(variance + ε)."""
     classifier: str = ""
@@ -78,6 +91,11 @@ class Options:
         if self.relative_reach < 1 or (self.relative_reach != REACH and self.attention_bias != "relative"):
             reach = self.relative_reach
             raise AlbertkitError(f"option relative_reach is {reach}; pass 1 or more, and attention_bias=relative")
+        if not 1 <= self.gru_layers <= MAX_GRU_LAYERS:
+            raise AlbertkitError(f"option gru_layers is {self.gru_layers}; it must be 1 to {MAX_GRU_LAYERS}")
+        for name in ("gru_layers", "gru_residual"):
+            if name in self.active() and not self.gru:
+                raise AlbertkitError(f"option {name} is set without a GRU. Set gru=true too, or omit it.")
         beside = [name for name in self.active() if name != "static"]
         if self.static and beside:
             raise AlbertkitError(f"a static model is a table without layers. Omit the options {', '.join(beside)}.")
@@ -89,7 +107,15 @@ class Options:
     @property
     def has_attention_options(self) -> bool:
         """Whether attention differs from that of canonical ALBERT."""
-        return bool(self.low_rank or self.window or self.shared_heads or self.attention_bias)
+        options = (
+            self.low_rank,
+            self.value_size,
+            self.output_rank,
+            self.window,
+            self.shared_heads,
+            self.attention_bias,
+        )
+        return any(options)
 
     def local(self, layer: int) -> bool:
         """Whether layer number `layer` (from 0) attends only within a window."""

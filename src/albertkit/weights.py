@@ -15,6 +15,8 @@ from albertkit.config import AlbertConfig
 
 Shapes = dict[str, tuple[int, ...]]
 HEADS = ("mlm", "sop", "classify", "tag", "answer", "choose")
+TOKEN_HEADS = ("tag", "answer")  # one row of scores per token; `classify` and `choose`: one per text
+CUSTOM_HEADS = ("classify", "choose", *TOKEN_HEADS)  # heads that a module of the user may replace
 
 
 def linear(name: str, outputs: int, inputs: int) -> Shapes:
@@ -42,26 +44,33 @@ def embedding_shapes(config: AlbertConfig) -> Shapes:
     }
     if config.options.brightmart_layout:
         del shapes["encoder.embeddings.projection.bias"]
-    if config.options.gru:
+    for layer in range(config.options.gru_layers if config.options.gru else 0):
         for part in ("input", "state"):
-            shapes[f"encoder.embeddings.gru.{part}_weight"] = (3 * h, h)
-            shapes[f"encoder.embeddings.gru.{part}_bias"] = (3 * h,)
+            shapes[f"encoder.embeddings.gru.{gru_name(part, 'weight', layer)}"] = (3 * h, h)
+            shapes[f"encoder.embeddings.gru.{gru_name(part, 'bias', layer)}"] = (3 * h,)
     return shapes
+
+
+def gru_name(part: str, kind: str, layer: int) -> str:
+    """The name of a GRU's tensor: `input_weight` in its first layer, `input_weight_1` in its second, and so on."""
+    return f"{part}_{kind}_{layer}" if layer else f"{part}_{kind}"
 
 
 def attention_shapes(config: AlbertConfig, prefix: str) -> Shapes:
     """Queries, keys, values and output; with options, shared keys and values, low rank or a bias θ."""
-    h, a, d, options = config.hidden_size, config.attention_size, config.head_size, config.options
-    few = d * config.key_heads
+    h, d, d_v, options = config.hidden_size, config.head_size, config.value_size, config.options
+    context = d_v * config.num_attention_heads
     shapes = {
-        **linear(f"{prefix}.query", a, h),
-        **linear(f"{prefix}.key", few, h),
-        **linear(f"{prefix}.value", few, h),
-        **linear(f"{prefix}.output", h, a),
+        **linear(f"{prefix}.query", config.attention_size, h),
+        **linear(f"{prefix}.key", d * config.key_heads, h),
+        **linear(f"{prefix}.value", d_v * config.key_heads, h),
+        **linear(f"{prefix}.output", h, options.output_rank or context),
     }
+    if options.output_rank:
+        shapes[f"{prefix}.output_down.weight"] = (options.output_rank, context)
     if options.low_rank:
-        shapes |= {f"{prefix}.low.{part}": (options.low_rank, d) for part in ("query", "key", "value")}
-        shapes[f"{prefix}.low.lift"] = (d, options.low_rank)
+        shapes |= {f"{prefix}.low.{part}": (options.low_rank, d) for part in ("query", "key")}
+        shapes |= {f"{prefix}.low.value": (options.low_rank, d_v), f"{prefix}.low.lift": (d_v, options.low_rank)}
     if options.attention_bias:
         heads = config.num_attention_heads
         relative = options.attention_bias == "relative"
@@ -111,12 +120,24 @@ def heads_in(names: Iterable[str]) -> list[str]:
     return [head for head in HEADS if head in found] + sorted(found - set(HEADS))
 
 
+def is_custom_tensor(name: str) -> bool:
+    """Whether a tensor is one of a custom head: `heads.NAME.module.…`, the parameters of a module of the user."""
+    parts = name.split(".")
+    return len(parts) > 3 and parts[0] == "heads" and parts[1] in CUSTOM_HEADS and parts[2] == "module"
+
+
+def custom_heads(names: Iterable[str]) -> list[str]:
+    """The custom heads in a set of tensor names. Their shapes are free, and a graph computes them (`head_graph.py`)."""
+    return sorted({name.split(".")[1] for name in names if is_custom_tensor(name)})
+
+
 def expected_shapes(config: AlbertConfig, shapes: Shapes) -> Shapes:
     """The shapes that a file with tensors of these names must have; task heads may have any number of rows."""
     expected = encoder_shapes(config, pooler="encoder.pooler.weight" in shapes)
+    custom = custom_heads(shapes)
     for head in heads_in(shapes):
         shape = shapes.get(f"heads.{head}.linear.weight", ())
-        if head in HEADS:
+        if head in HEADS and head not in custom:
             expected |= head_shapes(config, head, labels=shape[0] if len(shape) == 2 else 2)
     return expected
 

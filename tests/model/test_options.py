@@ -48,14 +48,19 @@ CASES = {
     "window, relative bias": {"window": 4, "attention_bias": "relative", "relative_reach": 9},
     "window, head bias": {"window": 4, "attention_bias": "head"},
     "all of attention": {"low_rank": 5, "window": 2, "shared_heads": True, "attention_bias": "relative"},
+    "output_rank": {"output_rank": 6},
+    "value_size": {"value_size": 5},
+    "wide values": {"value_size": 11, "window": 4, "attention_bias": "head"},
+    "document 000": {"low_rank": 3, "value_size": 5, "output_rank": 7, "shared_heads": True, "window": 4},
     "gru": {"gru": True},
+    "gru, document 003": {"gru": True, "gru_layers": 3, "gru_residual": False},
     "norm": {"norm": "document"},
     "classifier": {"classifier": "mean"},
     "scale_embedding": {"scale_embedding": True},
     "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
     "everything": {
         "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
-        "norm": "document", "classifier": "mean",
+        "norm": "document", "classifier": "mean", "value_size": 6, "output_rank": 9, "gru_layers": 2,
     },
 }  # fmt: skip
 ALONE = ProcessGroup(0, 1, torch.device("cpu"))
@@ -65,7 +70,11 @@ EACH = (
     "shared_heads",
     "head bias",
     "relative bias",
+    "output_rank",
+    "value_size",
+    "document 000",
     "gru",
+    "gru, document 003",
     "norm",
     "classifier",
     "scale_embedding",
@@ -109,8 +118,8 @@ def plain_attention(attention, config: AlbertConfig, x: torch.Tensor, local: boo
     """The corrected formulas of docs/reference/artifact.md for one text, token by token."""
     o, n, d = config.options, len(x), config.head_size
     query, key, value = (
-        part(x).view(n, -1, d).expand(n, config.num_attention_heads, d)
-        for part in (attention.query, attention.key, attention.value)
+        part(x).view(n, -1, wide).expand(n, config.num_attention_heads, wide)
+        for part, wide in ((attention.query, d), (attention.key, d), (attention.value, o.value_size or d))
     )
     if o.low_rank:
         low = attention.low
@@ -128,7 +137,8 @@ def plain_attention(attention, config: AlbertConfig, x: torch.Tensor, local: boo
                 scores[:, i, j] = -math.inf
     context = torch.einsum("hij,jhd->ihd", scores.softmax(-1), value)
     context = context @ attention.low.lift.T if o.low_rank else context
-    return attention.output(context.flatten(1))
+    context = context.flatten(1)
+    return attention.output(context @ attention.output_down.weight.T if o.output_rank else context)
 
 
 @pytest.mark.parametrize("length", [1, 5, 11, 30])
@@ -301,7 +311,9 @@ def test_a_few_steps_of_fine_tuning(case, tmp_path):
     for _ in range(3):
         run.step(0.5)
     assert 0 <= work.evaluate()["accuracy"] <= 1
-    new = [n for n in before if any(part in n for part in (".low.", ".theta", ".gru.", "heads.classify"))]
+    new = [
+        n for n in before if any(part in n for part in (".low.", ".theta", ".gru.", "output_down", "heads.classify"))
+    ]
     assert new and all(not torch.equal(dict(work.model.named_parameters())[n], before[n]) for n in new)
 
 
@@ -343,6 +355,9 @@ def test_what_saves_operations_and_what_does_not():
 
     assert of(low_rank=32) < of() and of(shared_heads=True) < of() and of(window=64) < of()
     assert of(window=64, global_every=3) > of(window=64)
+    assert of(output_rank=128) < of() and of(value_size=32) < of() < of(value_size=96)
+    assert of(gru=True, gru_layers=3) - of(gru=True) == 2 * (of(gru=True) - of())
+    assert of(low_rank=32, value_size=48) == of(low_rank=32)  # heads of size d_a either way
     assert of(window=64, length=60) == of(length=60) and of(gru=True) > of() < of(attention_bias="relative")
     shapes = encoder_shapes(base.replace(options=Options(low_rank=32)))
     assert weight_bytes(shapes)["int8"] - weight_bytes(encoder_shapes(base))["int8"] == 4 * 4 * 64 * 32  # stays float
@@ -360,6 +375,15 @@ def test_what_saves_operations_and_what_does_not():
         ({"norm": "layer"}, "document"),
         ({"classifier": "max"}, "mean"),
         ({"gru": 1}, "must be of type bool"),
+        ({"value_size": 8}, "the head size"),
+        ({"value_size": 4, "low_rank": 4}, "below the size of values"),
+        ({"value_size": 100_000}, "0 to"),
+        ({"output_rank": 32}, "below hidden_size"),
+        ({"output_rank": -1}, "0 to"),
+        ({"gru_layers": 2}, "gru=true"),
+        ({"gru_residual": False}, "gru=true"),
+        ({"gru": True, "gru_layers": 0}, "1 to"),
+        ({"gru": True, "gru_layers": 99}, "1 to"),
         ({"window": True}, "must be of type int"),
         ({"static": True, "gru": True}, "without layers"),
     ],

@@ -125,7 +125,19 @@ def test_looking_inside_says_what_the_engine_says(case):
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
-    "case", ["low_rank", "window, mixed", "shared_heads", "relative bias", "gru", "norm", "everything"]
+    "case",
+    [
+        "low_rank",
+        "window, mixed",
+        "shared_heads",
+        "relative bias",
+        "output_rank",
+        "document 000",
+        "gru",
+        "gru, document 003",
+        "norm",
+        "everything",
+    ],
 )
 def test_few_bits_stay_close(case, bits, tmp_path):
     artifact = make(CASES[case])
@@ -219,7 +231,7 @@ def test_pruning_with_options(tmp_path):
     write_artifact(make(CASES["everything"]), tmp_path / "all")
     assert prune(tmp_path / "all", tmp_path / "few", PruneSettings(ffn=24, layers=2), TEXTS).ffn == 24
     write_artifact(
-        make({"low_rank": 3, "gru": True}),
+        make({"low_rank": 3, "gru": True, "value_size": 5, "output_rank": 9}),
         tmp_path / "low",
     )
     assert prune(tmp_path / "low", tmp_path / "less", PruneSettings(heads=3), TEXTS).heads == 3
@@ -249,7 +261,11 @@ choices = st.fixed_dictionaries(
         "shared_heads": st.booleans(),
         "attention_bias": st.sampled_from(["", "head", "relative"]),
         "relative_reach": st.sampled_from([64, 64, 1, 7]),
+        "value_size": st.sampled_from([0, 0, 3, 5, 11]),
+        "output_rank": st.sampled_from([0, 0, 1, 9, 31, 32]),
         "gru": st.booleans(),
+        "gru_layers": st.sampled_from([1, 1, 2]),
+        "gru_residual": st.sampled_from([True, True, False]),
         "norm": st.sampled_from(["", "document"]),
         "classifier": st.sampled_from(["", "mean"]),
         "static": st.sampled_from([False] * 9 + [True]),

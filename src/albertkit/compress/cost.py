@@ -108,12 +108,16 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     With options: at low rank, queries and contexts have width heads · d_a, because the low-rank matrices are multiplied
     into their neighbours once. Shared keys and values have the width of one head. With a window and texts longer than
     three windows, S is 3 · window + 1 for the keys of a block, and one more for the row of the first token. θ costs one
-    addition per score, a GRU 12·H² per token.
+    addition per score, a GRU 12·H² per token and layer. Values of size d_v and an output of rank r change the widths of
+    the context and of the output: heads · d_v, and r · (heads · d_v + H) instead of heads · d_v · H.
     """
     h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
     if config.options.static:
         return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
-    a, keys = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
+    queries, context = (width * config.num_attention_heads for width in (config.score_size, config.context_size))
+    keys = (config.score_size + config.context_size) * config.key_heads  # keys and values
+    rank = config.options.output_rank
+    output = rank * (context + h) if rank else context * h
     uses = config.num_hidden_layers * config.inner_group_num
     window = config.options.window
     keys_by_layer = [
@@ -123,9 +127,9 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     attended = config.inner_group_num * sum(keys_by_layer)
     parts = {
         "projection E→H": 2.0 * e * h,
-        **({"GRU": 2.0 * 6 * h * h} if config.options.gru else {}),
-        "attention matrices": 2.0 * (2 * h * a + 2 * h * keys) * uses,
-        "attention over the text": 4.0 * a * attended,
+        **({"GRU": 2.0 * 6 * h * h * config.options.gru_layers} if config.options.gru else {}),
+        "attention matrices": 2.0 * (h * (queries + keys) + output) * uses,
+        "attention over the text": 2.0 * (queries + context) * attended,
         **({"attention bias": 1.0 * config.num_attention_heads * attended} if config.options.attention_bias else {}),
         "feed-forward": 2.0 * 2 * h * f * uses,
         **({"mean of tokens": 1.0 * h} if config.options.classifier else {"pooler": 2.0 * h * h / length}),
@@ -160,16 +164,18 @@ def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str
     checkpoint per use it stores the inputs only, and one layer while it recomputes.
     """
     h, f = config.hidden_size, config.intermediate_size
-    a = config.score_size * (config.num_attention_heads + config.key_heads) / 2  # queries and context, keys and values
+    heads = config.num_attention_heads + config.key_heads
+    attended = (config.score_size + config.context_size) * heads  # queries and context, keys and values
     tokens = length * batch
     uses = config.num_hidden_layers * config.inner_group_num
-    per_use = int(4 * h + 4 * a + 2 * f + config.num_attention_heads + 4)
-    gru = 7 * h if config.options.gru else 0  # input, three gates, two kinds of new state, state
+    per_use = 4 * h + attended + config.options.output_rank + 2 * f + config.num_attention_heads + 4
+    # input, three gates, two kinds of new state, state
+    gru = 7 * h * config.options.gru_layers if config.options.gru else 0
     weights = size(encoder_shapes(config))
     if config.options.static:
         return {"inference": 4 * tokens * h}
     return {
-        "inference": int(4 * tokens * (2 * h + max(4 * a, 2 * f))),
+        "inference": 4 * tokens * (2 * h + max(attended, 2 * f)),
         "training": 4 * tokens * (uses * per_use + gru),
         "training, checkpointed": 4 * tokens * (uses * h + per_use + gru),
         "gradients and AdamW state": 4 * 3 * weights,

@@ -238,8 +238,9 @@ def prune_heads_and_ffn(
     for prefix, (attention, ffn) in input_moments(artifact, ids, progress).items():
         progress(f"pruning {prefix}")
         names = [f"{prefix}.attention.{part}" for part in ("query", "key", "value")]
-        _keep_blocks(weights, names, f"{prefix}.attention.output", attention, config.head_size, heads, settings.fit)
-        _keep_blocks(weights, [f"{prefix}.ffn.up"], f"{prefix}.ffn.down", ffn, 1, columns, settings.fit)
+        output = [f"{prefix}.attention.{part}" for part in ("output_down", "output")][not config.options.output_rank :]
+        _keep_blocks(weights, names, output, attention, config.value_size, heads, settings.fit)
+        _keep_blocks(weights, [f"{prefix}.ffn.up"], [f"{prefix}.ffn.down"], ffn, 1, columns, settings.fit)
     return Artifact(smaller, weights, artifact.tokenizer, artifact.metadata)
 
 
@@ -277,22 +278,31 @@ def importance(weight: np.ndarray, moments: np.ndarray, block: int) -> np.ndarra
 def _keep_blocks(
     weights: dict[str, np.ndarray],
     before: list[str],
-    after: str,
+    after: list[str],
     moments: np.ndarray,
     block: int,
     keep: int,
     fit: bool,
 ) -> None:
-    """Keep the `keep` most important blocks between the matrices `before` and `after`."""
-    weight, bias = weights[f"{after}.weight"], weights[f"{after}.bias"]
+    """Keep the `keep` most important blocks between the matrices `before` and `after`.
+
+    block: columns of a block. after: the matrix that reads them, and with `output_rank` the one that follows it.
+    """
+    first, last = f"{after[0]}.weight", after[-1]
+    weight, bias = weights[first], weights[f"{last}.bias"]
     if keep * block == weight.shape[1]:
         return
-    best = np.sort(np.argsort(importance(weight, moments, block))[-keep:])
+    up = weights[f"{last}.weight"] if len(after) > 1 else None
+    best = np.sort(np.argsort(importance(weight if up is None else up @ weight, moments, block))[-keep:])
     kept = (best[:, None] * block + np.arange(block)).ravel()
     removed = np.setdiff1d(np.arange(weight.shape[1]), kept)
+    count = weight.shape[1] // block
     for name in before:
         for part in ("weight", "bias"):
-            weights[f"{name}.{part}"] = np.ascontiguousarray(weights[f"{name}.{part}"][kept])
+            stored = weights[f"{name}.{part}"]
+            weights[f"{name}.{part}"] = stored.reshape(count, -1, *stored.shape[1:])[best].reshape(
+                -1, *stored.shape[1:]
+            )
     smaller = weight[:, kept]
     if fit:
         # the best approximation of the removed columns by the kept columns and a constant
@@ -300,6 +310,6 @@ def _keep_blocks(
         square = moments[np.ix_(read, read)].copy()
         square[np.arange(len(kept)), np.arange(len(kept))] += RIDGE * np.diag(moments)[:-1].mean()
         added = np.linalg.solve(square, moments[np.ix_(read, removed)] @ weight[:, removed].T).T  # (H, kept + 1)
-        smaller, bias = smaller + added[:, :-1], bias + added[:, -1]
-    weights[f"{after}.weight"] = np.ascontiguousarray(smaller, np.float32)
-    weights[f"{after}.bias"] = np.asarray(bias, np.float32)
+        smaller, bias = smaller + added[:, :-1], bias + (added[:, -1] if up is None else up @ added[:, -1])
+    weights[first] = np.ascontiguousarray(smaller, np.float32)
+    weights[f"{last}.bias"] = np.asarray(bias, np.float32)

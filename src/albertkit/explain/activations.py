@@ -18,8 +18,8 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, check_finite
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import as_float
+from albertkit.weights import gru_name
 
-GRU_PARTS = ("input_weight", "input_bias", "state_weight", "state_bias")
 MAX_TOKENS = 256  # the size of attention is tokens² × layers × heads
 
 
@@ -86,15 +86,24 @@ class NumpyEncoder:
         normed = self._norm("encoder.embeddings.norm", summed)
         if not options.brightmart_layout:
             normed = normed @ projection + w["encoder.embeddings.projection.bias"]
-        return normed + self._gru(normed) if options.gru else normed
+        if not options.gru:
+            return normed
+        out = normed
+        for layer in range(options.gru_layers):
+            out = self._gru_layer(out, layer)
+        return normed + out if options.gru_residual else out
 
-    def _gru(self, x: np.ndarray) -> np.ndarray:
+    def _gru_layer(self, x: np.ndarray, layer: int) -> np.ndarray:
         """A GRU over the tokens, (tokens, H) → (tokens, H)."""
-        w = {name: self.weights[f"encoder.embeddings.gru.{name}"] for name in GRU_PARTS}
-        inputs = x @ w["input_weight"].T + w["input_bias"]  # (tokens, 3H): reset, update, new
+        w_input, b_input, w_state, b_state = (
+            self.weights[f"encoder.embeddings.gru.{gru_name(part, kind, layer)}"]
+            for part in ("input", "state")
+            for kind in ("weight", "bias")
+        )
+        inputs = x @ w_input.T + b_input  # (tokens, 3H): reset, update, new
         state, states = np.zeros(x.shape[1], np.float32), np.empty_like(x)
         for token, row in enumerate(inputs):
-            recurrent = w["state_weight"] @ state + w["state_bias"]
+            recurrent = w_state @ state + b_state
             (reset_x, update_x, new_x), (reset_h, update_h, new_h) = np.split(row, 3), np.split(recurrent, 3)
             reset, update = (1 / (1 + np.exp(-a)) for a in (reset_x + reset_h, update_x + update_h))
             state = (1 - update) * np.tanh(new_x + reset * new_h) + update * state
@@ -105,8 +114,8 @@ class NumpyEncoder:
         """One layer: (tokens, H) → (tokens, H) and attention (heads, tokens, tokens)."""
         options, size = self.config.options, self.config.head_size
         query, key, value = (
-            self._dense(f"{prefix}.attention.{part}", hidden).reshape(len(hidden), -1, size).transpose(1, 0, 2)
-            for part in ("query", "key", "value")
+            self._dense(f"{prefix}.attention.{part}", hidden).reshape(len(hidden), -1, wide).transpose(1, 0, 2)
+            for part, wide in (("query", size), ("key", size), ("value", self.config.value_size))
         )  # (heads, tokens, size) each; with shared keys and values these have one head
         if options.low_rank:
             low = {part: self.weights[f"{prefix}.attention.low.{part}"] for part in ("query", "key", "value", "lift")}
@@ -116,7 +125,9 @@ class NumpyEncoder:
         context = attention @ value
         if options.low_rank:
             context = context @ low["lift"].T
-        context = context.transpose(1, 0, 2).reshape(len(hidden), self.config.attention_size)
+        context = context.transpose(1, 0, 2).reshape(len(hidden), -1)
+        if options.output_rank:
+            context = context @ self.weights[f"{prefix}.attention.output_down.weight"].T
         hidden = self._norm(f"{prefix}.attention_norm", hidden + self._dense(f"{prefix}.attention.output", context))
         wide = ACTIVATIONS[self.config.hidden_act](self._dense(f"{prefix}.ffn.up", hidden))
         return self._norm(f"{prefix}.ffn_norm", hidden + self._dense(f"{prefix}.ffn.down", wide)), attention

@@ -102,19 +102,22 @@ class PortableBuilder(Builder):
 
     def attend(self, mixed: str, bias: str, mask: str, heads: int, size: int) -> str:
         """Attention; `mask` (texts, 1, 1, length) is added to the scores."""
-        return self.attend_parts(self.split(self.node("Add", mixed, bias), 3), mask, heads, size)
+        return self.attend_parts(self.split(self.node("Add", mixed, bias), 3), mask, heads, (size, size))
 
-    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
+    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, sizes: tuple[int, int], extra: str = "") -> str:
         """The same over queries, keys and values; `extra` is added to the scores, too."""
-        shape = self.constant([0, 0, heads, size], np.int64)
-        query, key, value = (self.node("Reshape", part, shape) for part in parts)  # (texts, length, heads, size)
+        size, value_size = sizes
+        shapes = [self.constant([0, 0, heads, wide], np.int64) for wide in (size, size, value_size)]
+        query, key, value = (  # (texts, length, heads, size)
+            self.node("Reshape", part, shape) for part, shape in zip(parts, shapes, strict=True)
+        )
         query = self.node("Transpose", query, perm=[0, 2, 1, 3])
         query = self.node("Mul", query, self.constant(size**-0.5, np.float32))
         scores = self.node("MatMul", query, self.node("Transpose", key, perm=[0, 2, 3, 1]))
         scores = self.node("Add", scores, extra) if extra else scores
         probabilities = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
         context = self.node("MatMul", probabilities, self.node("Transpose", value, perm=[0, 2, 1, 3]))
-        joined = self.constant([0, 0, heads * size], np.int64)
+        joined = self.constant([0, 0, heads * value_size], np.int64)
         return self.node("Reshape", self.node("Transpose", context, perm=[0, 2, 1, 3]), joined)
 
     def model(self, outputs: dict[str, list[Any]], metadata: dict[str, str]) -> ModelProto:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.attention import Attention
-from albertkit.model.optional_modules import BrightmartEmbeddings, ConfigurableAttention, GruFront, make_norm
+from albertkit.model.optional_modules import BrightmartEmbeddings, ConfigurableAttention, make_gru, make_norm
 from albertkit.model.packed_batch import Batch
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,7 +60,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(e, config.hidden_size)
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
-        self.gru = GruFront(config.hidden_size) if config.options.gru else None
+        self.gru = make_gru(config)
 
     def forward(self, batch: Batch) -> Tensor:
         words = batch.words(self.word)

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from albertkit.config import AlbertConfig
 from albertkit.model.attention import Attention
 from albertkit.model.packed_batch import Batch
+from albertkit.weights import gru_name
+
+KINDS = ("weight", "bias")
 
 
 class DocumentNorm(nn.Module):
@@ -40,36 +43,47 @@ def make_norm(config: AlbertConfig, size: int) -> nn.Module:
 
 
 class GruFront(nn.Module):
-    """x + GRU(x): one forward layer of width H between the embeddings and the first shared layer.
+    """x + GRU(x), or with several layers x + GRUₙ(… GRU₁(x)), between the embeddings and the first shared layer.
 
-    It has one direction, as in document 003: padding after a text has no effect, and tokens do not depend on later
-    ones, as generation requires. The residual keeps an untrained model close to one without GRU.
+    Each layer has width H and one direction, as in document 003: padding after a text has no effect, and tokens do not
+    depend on later ones, as generation requires. The residual keeps an untrained model close to one without GRU; the
+    document has none: its layers read GRU(x) only (`residual=False`).
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, layers: int = 1, residual: bool = True) -> None:
         super().__init__()
+        self.residual = residual
+        self.names = [[gru_name(p, kind, n) for kind in KINDS for p in ("input", "state")] for n in range(layers)]
         limit = size**-0.5
-        self.input_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit))
-        self.state_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit))
-        self.input_bias = nn.Parameter(torch.zeros(3 * size))
-        self.state_bias = nn.Parameter(torch.zeros(3 * size))
+        for input_weight, state_weight, *biases in self.names:
+            for name in (input_weight, state_weight):
+                self.register_parameter(name, nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit)))
+            for name in biases:
+                self.register_parameter(name, nn.Parameter(torch.zeros(3 * size)))
 
     def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
         """(tokens, H) → (tokens, H), separately for each text."""
         if len(batch.runs) == 1:
-            return hidden + self.read(hidden.unflatten(0, batch.runs[0])).flatten(0, 1)
-        padding = batch.padding
-        return hidden + padding.unpad(self.read(padding.pad(hidden)))
+            out = self.read(hidden.unflatten(0, batch.runs[0])).flatten(0, 1)
+        else:
+            out = batch.padding.unpad(self.read(batch.padding.pad(hidden)))
+        return hidden + out if self.residual else out
 
     def read(self, x: Tensor) -> Tensor:
         """(texts, length, H) → (texts, length, H)."""
         # float32 on a GPU: older cuDNN kernels do not support bf16 and would compute one token at a time
         dtype = torch.float32 if x.is_cuda else x.dtype
-        weights = [w.to(dtype) for w in (self.input_weight, self.state_weight, self.input_bias, self.state_bias)]
-        begin = x.new_zeros(1, len(x), x.shape[2], dtype=dtype)
-        grad = torch.is_grad_enabled()
-        out: Tensor = torch.gru(x.to(dtype).contiguous(), begin, weights, True, 1, 0.0, grad, False, True)[0]
+        weights = [getattr(self, name).to(dtype) for names in self.names for name in names]
+        layers, grad = len(self.names), torch.is_grad_enabled()
+        begin = x.new_zeros(layers, len(x), x.shape[2], dtype=dtype)
+        out: Tensor = torch.gru(x.to(dtype).contiguous(), begin, weights, True, layers, 0.0, grad, False, True)[0]
         return out.to(x.dtype)
+
+
+def make_gru(config: AlbertConfig) -> GruFront | None:
+    """The GRU that a config chooses."""
+    options = config.options
+    return GruFront(config.hidden_size, options.gru_layers, options.gru_residual) if options.gru else None
 
 
 def text_means(hidden: Tensor, batch: Batch) -> Tensor:
@@ -94,7 +108,7 @@ class BrightmartEmbeddings(nn.Module):
         self.norm = make_norm(config, h)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
-        self.gru = GruFront(h) if config.options.gru else None
+        self.gru = make_gru(config)
 
     def forward(self, batch: Batch) -> Tensor:
         words = self.projection(batch.words(self.word) * self.scale)
@@ -103,14 +117,27 @@ class BrightmartEmbeddings(nn.Module):
 
 
 class LowRank(nn.Module):
-    """Projections of queries, keys and values from d to d_a, and of the result back; shared by all heads."""
+    """Projections of queries, keys and values from d (values: d_v) to d_a, and of the result back; shared by all
+    heads.
+    """
 
-    def __init__(self, head_size: int, rank: int) -> None:
+    def __init__(self, head_size: int, value_size: int, rank: int) -> None:
         super().__init__()
         # Orthogonal rows, equal for all three: queries and keys start in the same subspace.
         first = nn.init.orthogonal_(torch.empty(rank, head_size))
-        self.query, self.key, self.value = (nn.Parameter(first.clone()) for _ in range(3))
-        self.lift = nn.Parameter(first.T.contiguous())
+        values = first if value_size == head_size else nn.init.orthogonal_(torch.empty(rank, value_size))
+        self.query, self.key, self.value = (nn.Parameter(x.clone()) for x in (first, first, values))
+        self.lift = nn.Parameter(values.T.contiguous())
+
+
+class OutputDown(nn.Module):
+    """The projection of all heads' context to r numbers, without bias. Its rows start orthogonal, so that the output
+    starts at the size of canonical attention.
+    """
+
+    def __init__(self, size: int, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(rank, size)))
 
 
 def compose_projection(matrix: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,6 +154,9 @@ class ConfigurableAttention(Attention):
 
     low rank      s = (QA)(KB)ᵀ/√d_a and softmax(s)·(VC)·D, with A, B, C (d, d_a) and D (d_a, d) for all heads. Since
                   XW·A = X·(WA), A is multiplied into the query matrix, and so on. Heads then have width d_a.
+    value size    V has d_v numbers per head, so the context of all heads has heads · d_v.
+    output rank   context·A·B + b with A (heads · d_v, r) and B (r, H), where canonical attention has context·W + b. It
+                  equals W = A·B, with fewer parameters and operations.
     window        Each token attends to the first token and to tokens at most `window` away. The first token attends
                   to all. Long texts are split into blocks of `window` tokens, which attend to themselves and their
                   two neighbours, so the cost is linear in the length.
@@ -136,11 +166,17 @@ class ConfigurableAttention(Attention):
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config)
-        options, d = config.options, config.head_size
-        self.size, self.window, self.shared = config.score_size, options.window, options.shared_heads
+        options, h, d, d_v = config.options, config.hidden_size, config.head_size, config.value_size
+        self.sizes = {"query": config.score_size, "key": config.score_size, "value": config.context_size}
+        self.window, self.shared = options.window, options.shared_heads
         if self.shared:
-            self.key, self.value = nn.Linear(config.hidden_size, d), nn.Linear(config.hidden_size, d)
-        self.low = LowRank(d, options.low_rank) if options.low_rank else None
+            self.key, self.value = nn.Linear(h, d), nn.Linear(h, d_v)
+        elif options.value_size:
+            self.value = nn.Linear(h, d_v * self.heads)
+        self.output_down = OutputDown(d_v * self.heads, options.output_rank) if options.output_rank else None
+        if options.output_rank or options.value_size:
+            self.output = nn.Linear(options.output_rank or d_v * self.heads, h)
+        self.low = LowRank(d, d_v, options.low_rank) if options.low_rank else None
         self.theta: nn.Parameter | None = None
         self.reach = options.relative_reach
         if options.attention_bias:
@@ -154,7 +190,7 @@ class ConfigurableAttention(Attention):
             projections = {n: compose_projection(getattr(self.low, n), *pair) for n, pair in projections.items()}
         query_input = batch.first(hidden) if first else hidden
         query, key, value = (
-            F.linear(x, *projections[name]).unflatten(-1, (-1, self.size))  # (tokens, heads or 1, size)
+            F.linear(x, *projections[name]).unflatten(-1, (-1, self.sizes[name]))  # (tokens, heads or 1, size)
             for x, name in ((query_input, "query"), (hidden, "key"), (hidden, "value"))
         )
         if self.shared:
@@ -164,10 +200,12 @@ class ConfigurableAttention(Attention):
         return query, key, value
 
     def project_output(self, mixed: Tensor) -> Tensor:
-        if self.low is None:
-            return super().project_output(mixed)
-        weight = (self.output.weight.unflatten(1, (self.heads, -1)) @ self.low.lift).flatten(1)  # (H, heads · d_a)
-        return F.linear(mixed, weight, self.output.bias)
+        first = (self.output if self.output_down is None else self.output_down).weight
+        if self.low is not None:
+            first = (first.unflatten(1, (self.heads, -1)) @ self.low.lift).flatten(1)  # (H or r, heads · d_a)
+        if self.output_down is None:
+            return F.linear(mixed, first, self.output.bias)
+        return super().project_output(F.linear(mixed, first))
 
     def attend_texts(
         self, query: Tensor, key: Tensor, value: Tensor, first: bool, local: bool, inside: Tensor | None
@@ -233,7 +271,7 @@ class ConfigurableAttention(Attention):
 
         The first token, which attends to all, is computed separately. `inside` is (texts, 1, 1, length).
         """
-        w, (texts, heads, length, size) = self.window, query.shape
+        w, (texts, heads, length, size) = self.window, value.shape
         count = -(-length // w)
         rest = count * w - length
         # The fused kernel has two axes before the last two. Without θ, texts and heads share one mask: join them. With

@@ -21,6 +21,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.engine import Engine, open_graph
+from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
 
 TEXTS, LENGTH, ROUNDS = 32, 64, 4
@@ -62,11 +63,18 @@ def token_moments(
         counts[use.prefix] = counts.get(use.prefix, 0) + len(use.inputs[0])
         for at, values in enumerate(use.inputs):
             sums[use.prefix, at] = sums.get((use.prefix, at), 0.0) + values.T @ values
-    return {
+    found = {
         f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
         for prefix, count in counts.items()
         for part, at in MATRIX_INPUTS.items()
     }
+    if config.options.output_rank:  # the recorded input is that of the first of two matrices
+        for prefix in counts:
+            context = found[f"{prefix}.attention.output.weight"]
+            down = as_float(weights[f"{prefix}.attention.output_down.weight"])
+            found[f"{prefix}.attention.output_down.weight"] = context
+            found[f"{prefix}.attention.output.weight"] = down @ context @ down.T
+    return found
 
 
 @dataclass(frozen=True)

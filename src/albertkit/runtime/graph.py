@@ -16,6 +16,7 @@ from onnx import TensorProto
 from albertkit.config import AlbertConfig
 from albertkit.quantized import QuantizedMatrix, quantize_rows
 from albertkit.runtime.graph_builder import HIDDEN, Builder, Graph, as_float
+from albertkit.weights import gru_name
 
 Weights = dict[str, "np.ndarray | QuantizedMatrix"]
 QKV = ("query", "key", "value")
@@ -100,12 +101,15 @@ def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | Quanti
 
 def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str, hidden: str) -> str:
     """The end of a layer's first half: the output product, and LayerNorm of its sum with the layer's input."""
-    weight = weights[f"{prefix}.attention.output.weight"]
-    if config.options.low_rank:  # for heads of width d_a
-        plain = as_float(weight).reshape(config.hidden_size, config.num_attention_heads, config.head_size)
-        made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(config.hidden_size, -1)
-        weight = quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
-    out = b.product(context, "output", weight)
+    names = ("output_down", "output") if config.options.output_rank else ("output",)
+    out = context
+    for name in names:
+        weight = weights[f"{prefix}.attention.{name}.weight"]
+        if config.options.low_rank and name == names[0]:  # for heads of width d_a
+            plain = as_float(weight).reshape(-1, config.num_attention_heads, config.value_size)
+            made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(len(plain), -1)
+            weight = quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
+        out = b.product(out, name, weight)
     bias, *norm = _vectors(b, weights, prefix, "attention.output.bias", "attention_norm.weight", "attention_norm.bias")
     return sum_norm(b, config, out, bias, hidden, norm)
 
@@ -157,17 +161,18 @@ def expand_low_rank(b: Builder, config: AlbertConfig, weights: Weights, prefix: 
     """The input of the stored output matrix: heads expanded from low rank, (texts, length, A)."""
     if not config.options.low_rank:
         return context
-    heads = b.node("Reshape", context, b.constant([0, 0, config.num_attention_heads, config.score_size], np.int64))
+    heads = config.num_attention_heads
+    narrow = b.node("Reshape", context, b.constant([0, 0, heads, config.context_size], np.int64))
     lift = b.transpose("low.lift", as_float(weights[f"{prefix}.attention.low.lift"]))
-    return b.node("Reshape", b.node("MatMul", heads, lift), b.constant([0, 0, config.attention_size], np.int64))
+    return b.node("Reshape", b.node("MatMul", narrow, lift), b.constant([0, 0, heads * config.value_size], np.int64))
 
 
 def attend_with_options(
     b: Builder, config: AlbertConfig, weights: Weights, prefix: str, mixed: str, mask: str, local: str | bool
 ) -> str:
     """Attention over the input product with its biases: (texts, length, rows) → (texts, length, heads · size)."""
-    heads, size, few = config.num_attention_heads, config.score_size, config.key_heads
-    query, key, value = b.split(mixed, [heads * size, few * size, few * size])
+    heads, few, sizes = config.num_attention_heads, config.key_heads, (config.score_size, config.context_size)
+    query, key, value = b.split(mixed, [heads * sizes[0], few * sizes[0], few * sizes[1]])
     if few != heads:
         repeats = b.constant([1, 1, heads], np.int64)
         key, value = b.node("Tile", key, repeats), b.node("Tile", value, repeats)
@@ -176,12 +181,12 @@ def attend_with_options(
         theta = theta_scores(b, config, as_float(weights[f"{prefix}.attention.theta"]), query)
 
     def attend_all() -> str:
-        return b.attend_parts((query, key, value), mask, heads, size, theta)
+        return b.attend_parts((query, key, value), mask, heads, sizes, theta)
 
     def attend_window() -> str:
         outside = outside_window(b, config.options.window, query)
         extra = b.node("Add", theta, outside) if theta else outside
-        return b.attend_parts((query, key, value), mask, heads, size, extra)
+        return b.attend_parts((query, key, value), mask, heads, sizes, extra)
 
     if isinstance(local, str):  # one session, with each weight once, for both kinds of layers
         return b.choose(local, attend_window, attend_all)
@@ -265,26 +270,31 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
     if not config.options.brightmart_layout:
         bias = b.weight("projection.bias", as_float(weights["encoder.embeddings.projection.bias"]))
         out = b.node("Add", b.float_product(out, "projection", projection), bias)
-    return gru(b, weights, out) if config.options.gru else out
+    if not config.options.gru:
+        return out
+    made = b.node("Transpose", out, perm=[1, 0, 2])  # (length, texts, H)
+    for number in range(config.options.gru_layers):
+        made = gru_layer(b, weights, made, number)
+    made = b.node("Transpose", made, perm=[1, 0, 2])
+    return b.node("Add", out, made) if config.options.gru_residual else made
 
 
-def gru(b: Builder, weights: Weights, x: str) -> str:
-    """x + GRU(x) over (texts, length, H). ONNX wants update, reset, new; torch's order is reset, update, new."""
+def gru_layer(b: Builder, weights: Weights, x: str, number: int) -> str:
+    """A GRU over (length, texts, H). ONNX wants update, reset, new; torch's order is reset, update, new."""
     parts = {}
     for part in ("input", "state"):
         for kind in ("weight", "bias"):
-            reset, update, new = np.split(as_float(weights[f"encoder.embeddings.gru.{part}_{kind}"]), 3)
+            stored = as_float(weights[f"encoder.embeddings.gru.{gru_name(part, kind, number)}"])
+            reset, update, new = np.split(stored, 3)
             parts[f"{part}_{kind}"] = np.concatenate([update, reset, new])
     size = parts["input_weight"].shape[1]
     biases = np.concatenate([parts["input_bias"], parts["state_bias"]])[None]
     made = b.node(
-        "GRU", b.node("Transpose", x, perm=[1, 0, 2]), b.weight("gru.input", parts["input_weight"][None]),
-        b.weight("gru.state", parts["state_weight"][None]), b.weight("gru.bias", biases),
+        "GRU", x, b.weight(f"gru{number}.input", parts["input_weight"][None]),
+        b.weight(f"gru{number}.state", parts["state_weight"][None]), b.weight(f"gru{number}.bias", biases),
         hidden_size=size, linear_before_reset=1,
     )  # fmt: skip
-    # (length, 1, texts, H) → (texts, length, H)
-    made = b.node("Transpose", b.node("Squeeze", made, b.constant([1], np.int64)), perm=[1, 0, 2])
-    return b.node("Add", x, made)
+    return b.node("Squeeze", made, b.constant([1], np.int64))  # (length, 1, texts, H) → (length, texts, H)
 
 
 def dense(b: Builder, weights: Weights, name: str, x: str) -> str:

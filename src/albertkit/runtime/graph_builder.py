@@ -164,9 +164,9 @@ class Builder:
         query, key, value = self.split(mixed, 3)
         return self.node("MultiHeadAttention", query, key, value, bias, mask, num_heads=heads)
 
-    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
+    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, sizes: tuple[int, int], extra: str = "") -> str:
         """The same over queries, keys and values, biases added; `extra` (1, heads, length, length) is added to the
-        scores.
+        scores. `sizes`: of a head's queries and keys, and of its values.
         """
         more = [extra] if extra else []
         return self.node("MultiHeadAttention", *parts, "", mask, *more, num_heads=heads)
