@@ -80,8 +80,8 @@ def all_settings() -> str:
         for size in SIZES:
             found = scores[name, size]
             cells = [f"**{percent(found[one])}**" if found.get(one) == max(found.values()) else percent(found.get(one)) for one in settings]  # fmt: skip
-            rows.append((TITLES[name] if size == SIZES[0] else "", f"{size:,}", *cells))
-    return table(("data", "examples", *heads), rows)
+            rows.append((f"{TITLES[name]}, {size:,}", *cells))
+    return table(("data and examples", *heads), rows)
 
 
 TABLES = {
