@@ -87,6 +87,10 @@ VARIANTS: dict[str, Variant] = {
     "attention_bias head": Variant({"attention_bias": "head"}),
     "attention_bias relative": Variant({"attention_bias": "relative"}),
     "gru": Variant({"gru": True}),
+    "output_rank": Variant({"output_rank": 128}),  # as in document 000, the embedding size
+    "value_size": Variant({"value_size": 32}),
+    "gru, 2 layers": Variant({"gru": True, "gru_layers": 2}),
+    "gru, no residual": Variant({"gru": True, "gru_residual": False}),
     "norm document": Variant({"norm": "document"}),
     "classifier mean": Variant({"classifier": "mean"}),
     "scale_embedding": Variant({"scale_embedding": True}),
