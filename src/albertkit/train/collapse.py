@@ -1,6 +1,6 @@
 """Collapse detection: did a fine-tuning run learn anything, and if not, has it collapsed or was it too short?
 
-In: a finished `FinetuneTask` and its training loss. Out: a `Failure`, or None. `finetune.py` restarts a collapsed run.
+In: a finished `FinetuneTask` and its training loss. Out: a `Failure`, or None. `finetune_runs.py` restarts a collapsed run.
 
 A run has learnt nothing if it predicts the same for every held-out example although the labels differ, or if its loss
 equals that of a constant prediction. The loss is computed at several temperatures, since an overconfident model may
@@ -28,9 +28,7 @@ from albertkit.train.finetune_report import correct_answer, predicted_answer
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.train_settings import TrainSettings
 
-MIN_STEPS = 300  # steps with a high learning rate before constant predictions are a collapse
-HIGH_RATE = 0.5  # share of the peak learning rate from which it is high
-LOW_PRESET = 0.1  # a learning rate below this share of the preset is never high
+MIN_STEPS = 300  # steps at the preset learning rate, before which a run is too short to have collapsed
 RISEN = 1.3  # a loss above this share of its lowest has risen
 FALLEN = 0.9  # a loss below this share of that after the warm-up has fallen
 MIN_EXAMPLES = 5  # held-out examples needed for any decision
@@ -68,10 +66,9 @@ def find_failure(run: FinetuneTask, folder: Path, preset_rate: float) -> Failure
         return Failure("collapsed", reason, f"Pass a lower --learning-rate{freeze}.")
     if reason is None:
         return None
-    steps = high_rate_steps(run.settings, curve.steps, preset_rate)
-    if steps < MIN_STEPS:
-        higher = "a higher --learning-rate, " if run.settings.peak_learning_rate < LOW_PRESET * preset_rate else ""
-        reason += f" after {steps} steps with a high learning rate; {MIN_STEPS} are needed"
+    if steps_at_preset_rate(run.settings, curve.steps, preset_rate) < MIN_STEPS:
+        higher = "a higher --learning-rate, " if run.settings.peak_learning_rate < preset_rate / 2 else ""
+        reason += f" after {curve.steps:,} steps with a peak learning rate of {run.settings.peak_learning_rate:g}"
         return Failure("too short", reason, f"Pass {higher}more --epochs, or a smaller --batch-size{freeze}.")
     if find_constant(run) is None and curve.has_fallen:
         return Failure("does not generalize", f"{reason} on held-out examples", f"Pass more examples{freeze}.")
@@ -121,12 +118,11 @@ class LossCurve:
         return len(self.means) == 10 and self.last < FALLEN * self.means[1]
 
 
-def high_rate_steps(settings: TrainSettings, steps: int, preset_rate: float) -> int:
-    """How many of the first training steps had a high learning rate."""
-    if settings.peak_learning_rate < LOW_PRESET * preset_rate:
-        return 0
+def steps_at_preset_rate(settings: TrainSettings, steps: int, preset_rate: float) -> float:
+    """The number of steps at the preset learning rate with the same sum of learning rates as these first steps."""
     total = settings.steps or steps
-    return sum(settings.learning_rate_factor(step / total) >= HIGH_RATE for step in range(steps))
+    factors = sum(settings.learning_rate_factor(step / total) for step in range(steps))
+    return factors * settings.peak_learning_rate / preset_rate
 
 
 def find_reason(run: FinetuneTask) -> str | None:
