@@ -18,7 +18,8 @@ from albertkit.runtime.embed import EmbedOptions, TokenVectors
 from albertkit.runtime.generate import GenerateSettings
 from albertkit.runtime.mask_filling import MaskPrediction
 from albertkit.search.cluster import Clusters, cluster
-from albertkit.search.index import Index, SearchHit
+from albertkit.search.hits import SearchHit, SearchResult
+from albertkit.search.index import Index
 from albertkit.serve.serve_settings import ServeSettings
 from albertkit.serve.server import serve
 from albertkit.tasks.answer import AnswerResult
@@ -51,7 +52,7 @@ __all__ = [
     "EvaluationResult", "ExitCalibration", "Explainer", "Explanation", "ExportResult", "ExportSettings",
     "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction",
     "MatchResult", "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample",
-    "Record", "RewriteExample", "SearchHit", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
+    "Record", "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
     "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning", "calibrate", "cluster", "convert", "evaluate", "export", "finetune",
     "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve", "shape_cost",
     "write_artifact",

@@ -24,6 +24,7 @@ from albertkit.search.cluster import cluster
 from albertkit.search.index import Index, Record
 from albertkit.search.index_records import records_from
 from albertkit.search.keywords import space_characters, terms
+from albertkit.search.relevance import NONSENSE
 from albertkit.search.vectors import BLOCK
 from albertkit.text_reader import TEXT_LIMIT
 from tests.conftest import ROOT
@@ -38,7 +39,7 @@ class Toy:
     def embed(self, texts):
         rows = []
         for text in texts:
-            self.count += 1
+            self.count += text not in NONSENSE
             words = text.lower().split() or [""]
             rows.append(sum(np.random.default_rng(zlib.crc32(w.encode())).standard_normal(self.dim) for w in words))
         rows = np.array(rows, np.float32).reshape(-1, self.dim)
@@ -86,11 +87,13 @@ def test_vector_search_is_exact_up_to_rounding(index):
     vectors = Toy().embed(r.text for r in records)
     queries = [f"w{i} w{2 * i} w{3 * i}" for i in range(40)]
     wanted = np.argsort(-(Toy().embed(queries) @ vectors.T), axis=1)[:, :10]
-    found = index.search_many(queries, 10, "vector")
+    found = index.search_many(queries, 10, "vector", min_score=-1)
     agree = [len({h.line for h in hits} & set(row)) for hits, row in zip(found, wanted.tolist(), strict=True)]
     assert np.mean(agree) > 9.7
-    assert names([index.search(queries[3], 10, "vector")]) == names(found[3:4])  # alone or among others
-    assert names(index.search_many(queries * 8, 10, "vector")[-40:]) == names(found)  # more than one pass takes
+    assert names([index.search(queries[3], 10, "vector", min_score=-1)]) == names(found[3:4])  # alone or among others
+    assert names(index.search_many(queries * 8, 10, "vector", min_score=-1)[-40:]) == names(
+        found
+    )  # more than one pass takes
     scores = [h.score for h in found[0]]
     assert scores == sorted(scores, reverse=True)
 
@@ -158,7 +161,9 @@ def test_any_order_of_changes_equals_a_dictionary(tmp_path_factory, steps):
                 assert index.delete([key]) == (key in wanted)
                 wanted.pop(key, None)
         for mode in ("vector", "keyword"):
-            assert {h.id: h.text for h in index.search("text", 20, mode)} == wanted
+            assert {
+                h.id: h.text for h in index.search("text", 20, mode, min_score=None if mode == "keyword" else -1)
+            } == wanted
         assert len(index) == len(wanted)
 
 
@@ -198,7 +203,7 @@ def test_hybrid_takes_from_both(index):
     assert index.search("what is E1234", 1)[0].id == "code"
     hits = index.search("alpha beta delta", 5)
     assert hits[0].id == "near" and hits[0].matched == "both"
-    assert len(index.search("alpha", 100)) == 100  # vectors fill what words do not find
+    assert len(index.search("alpha", 100, min_score=-1)) == 100  # vectors fill what words do not find
     assert index.search("!!! ???", 3, "keyword") == []
 
 
@@ -207,21 +212,21 @@ def test_scores_are_cosines_and_hits_name_what_matched(index):
     long = "E1234 " + " ".join(f"far{i}" for i in range(60))
     index.add([*many(300), Record("code", long), Record("same", "alpha beta gamma")])
     query = "alpha beta gamma E1234"
-    hits = {hit.id: hit for hit in index.search(query, 50)}
+    hits = {hit.id: hit for hit in index.search(query, 50, min_score=-1)}
     assert {hits[name].matched for name in ("same", "code")} == {"both", "words"}
     assert {hit.matched for name, hit in hits.items() if name not in ("same", "code")} == {"meaning"}
     cosines = Toy().embed(hit.text for hit in hits.values()) @ Toy().embed([query])[0]
     assert [hit.score for hit in hits.values()] == pytest.approx(cosines, abs=0.02)
     assert index.search("alpha beta gamma", 1)[0].score <= 1
     assert index.search("alpha", 1, "keyword")[0].matched == "words"
-    assert {hit.matched for hit in index.search("alpha", 5, "vector")} == {"meaning"}
+    assert {hit.matched for hit in index.search("alpha", 5, "vector", min_score=-1)} == {"meaning"}
 
 
 @settings(max_examples=150)
 @given(st.text(max_size=60) | st.text('"*()^:-+{}AND OR NOT NEAR,北京', max_size=40))
 def test_no_query_breaks_the_syntax(shared, query):
     shared.search(query, 3, "keyword")
-    assert len(shared.search(query, 3)) == 3
+    assert len(shared.search(query, 3, min_score=-1)) == 3
 
 
 @pytest.fixture(scope="module")
@@ -367,8 +372,8 @@ def test_each_wrong_file_is_one_sentence(index, tmp_path):
         (tmp_path / "bad").write_bytes(whole[:where] + b"\xa5" * (len(whole) - where))
         fails("cannot be used|damaged")
     for change, sentence in {
-        "PRAGMA user_version = 3": "has format 3, not 2. Update albertkit",
-        "PRAGMA user_version = 1": "has format 1, not 2. Index the files again",
+        "PRAGMA user_version = 4": "has format 4, not 3. Update albertkit",
+        "PRAGMA user_version = 1": "has format 1, not 3. Index the files again",
         "DELETE FROM meta": "does not name its model",
         "UPDATE meta SET value = '-3' WHERE key = 'dim'": "does not name its model",
         "UPDATE vectors SET data = x'00'": "has a wrong size or checksum",
@@ -401,7 +406,7 @@ def test_a_read_only_index_can_be_searched(index, tmp_path):
     index.close()
     index.path.chmod(0o444)
     with Index.open(index.path, Toy()) as opened:
-        assert opened.search("w1", 2)
+        assert opened.search("w1", 2, min_score=-1)
         if os.geteuid():
             with pytest.raises(AlbertkitError, match="is read-only"):
                 opened.delete(["r1"])
@@ -414,7 +419,7 @@ def test_odd_arguments(index):
     for k in (0, -1, 10**9):
         with pytest.raises(AlbertkitError, match="k="):
             index.search("x", k=k)
-    assert index.search_many([]) == [] and len(index.search("x", 10_000, "vector")) == 3
+    assert index.search_many([]) == [] and len(index.search("x", 10_000, "vector", min_score=-1)) == 3
     assert index.delete([]) == 0 and index.add([]) == 0
     with Index.open(index.path, None) as bare:
         assert bare.search("n1", mode="keyword")[0].id == "r1"
@@ -609,4 +614,4 @@ def test_help_has_an_example(command):
 def test_search_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import albertkit.cli.search_commands, albertkit.search.index"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert module.FORMAT == 2
+    assert module.FORMAT == 3

@@ -260,6 +260,10 @@ def test_search(server, alberts):
     lines = server.post("/search", {"query": "dog", "text": text, "split": "lines"}).json()["hits"]
     assert {hit["text"] for hit in lines} == {line.strip() for line in text.splitlines() if line.strip()}
     assert server.post("/search", {"query": "a", "texts": [], "k": 2}).json()["hits"] == []
+    some = server.post(
+        "/search", {"query": "one", "texts": TEXTS, "min_score": float(np.sort(wanted)[-2]) - 1e-4}
+    ).json()
+    assert len(some["hits"]) == 2 and some["left_out"] == len(TEXTS) - 2
     assert server.post("/search", {"query": "a", "texts": ["a"], "text": "a"}).status_code == 422
 
 
@@ -270,7 +274,15 @@ def test_search_in_an_index(server, alberts, index):
         for mode in ("hybrid", "vector", "keyword"):
             found = server.post("/search", {"query": "the dog", "mode": mode, "k": 2}).json()
             wanted = [plain(hit) for hit in opened.search("the dog", 2, mode)]
-            assert near(found, {"model": "words", "hits": [{**hit, "score": pytest.approx(hit["score"], abs=1e-3)} for hit in wanted]})  # fmt: skip
+            assert found["model"] == "words"
+            assert near(found["hits"], [{**hit, "score": pytest.approx(hit["score"], abs=1e-3)} for hit in wanted])
+            assert found["left_out"] == opened.search_results(["the dog"], 2, mode)[0].left_out
+    every = server.post("/search", {"query": "the dog", "mode": "vector", "k": 2, "min_score": -1}).json()
+    assert len(every["hits"]) == 2 and every["left_out"] == 0
+    none = server.post("/search", {"query": "xyz", "mode": "vector", "k": 2, "min_score": 1}).json()
+    assert none["hits"] == [] and none["left_out"] == 2
+    assert server.post("/search", {"query": "a", "mode": "keyword", "min_score": 0.5}).status_code == 422
+    assert server.post("/search", {"query": "a", "min_score": 1.5}).status_code == 422
     assert server.post("/search", {"query": "a", "index": "notes"}).status_code == 200
     assert server.post("/search", {"query": "a", "index": "nots"}).status_code == 404
     assert server.post("/search", {"query": "a", "model": "pairs"}).status_code == 424

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import echo_line, print_result, shorten, style, track_progress
+from albertkit.cli.console import echo_line, print_result, shorten, style, to_json, track_progress
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
+    from albertkit.search.hits import SearchResult
     from albertkit.search.index import Embedder
 
 EMBED_BATCH = 512
@@ -102,27 +103,53 @@ def index(
     default="hybrid",
     help="Search by meaning, by keywords, or both.",
 )
+@cli.option(
+    "--min-score",
+    type=click.FloatRange(-1, 1),
+    help="Lowest cosine of a result by meaning; -1 shows all  [default: what nonsense does not reach]",
+)
 @cli.json_option
-def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: str, as_json: bool) -> None:
+def search(
+    index: Path,
+    texts: cli.TextInput,
+    model: str | None,
+    k: int,
+    mode: str,
+    min_score: float | None,
+    as_json: bool,
+) -> None:
     """Search INDEX for TEXTS, or for each line of --file or stdin, by meaning and by keywords.
 
     Each result shows the cosine similarity with the query, what matched (meaning, words or both) and the text. Keyword
     search needs no model and shows the BM25 score instead.
+
+    A text without words of the query is a result only if its cosine is above --min-score. By default, the cosine must
+    be higher than nonsense reaches with this model and this text.
     """
     from albertkit.search.index import Index
 
     queries = list(texts)
     embedder = None if mode == "keyword" else open_embedder(model, index)
     with Index.open(index, embedder) as opened:
-        results = opened.search_many(queries, k, mode)
-    for query, hits in zip(queries, results, strict=True):
+        results = opened.search_results(queries, k, mode, min_score=min_score)
+    for query, result in zip(queries, results, strict=True):
         title = [style(query, bold=True)] if len(queries) > 1 else []
         lines = [
-            f"{hit.score:6.3f}  {hit.matched:8}  {shorten(hit.text, 90)}  {style(hit.id, dim=True)}" for hit in hits
+            f"{hit.score:6.3f}  {hit.matched:8}  {shorten(hit.text, 90)}  {style(hit.id, dim=True)}"
+            for hit in result.hits
         ]
-        print_result(as_json, {"query": query, "hits": hits}, *title, *lines)
-        if not hits and not as_json:
-            echo_line("no results")
+        print_result(as_json, {"query": query, **to_json(result)}, *title, *lines)
+        if not as_json and (result.left_out or not result.hits):
+            echo_line(describe_left_out(result))
+
+
+def describe_left_out(result: SearchResult) -> str:
+    """The number of texts below the limit, and how to see them."""
+    found = "no further results" if result.hits else "no results"
+    if not result.left_out:
+        return found
+    texts = "1 text is" if result.left_out == 1 else f"{result.left_out:,} texts are"
+    return f"{found}: {texts} not similar enough to the query. Show all with  --min-score -1"
 
 
 @cli.command("albertkit cluster reviews.txt -k 12")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -18,8 +18,10 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.search.checksums import checksum, damaged
+from albertkit.search.hits import SearchHit, SearchResult
 from albertkit.search.index_file import IndexFile, create_index_file
 from albertkit.search.keywords import KeywordTable
+from albertkit.search.relevance import NONSENSE, RelevanceLimit
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
 from albertkit.text_reader import Record, replace_surrogates
 from albertkit.unreadable_text import (
@@ -30,10 +32,11 @@ from albertkit.unreadable_text import (
     report_unreadable,
 )
 
-__all__ = ["Embedder", "Index", "Record", "SearchHit"]
+__all__ = ["Embedder", "Index", "Record", "SearchHit", "SearchResult"]
 
 MODES = ("hybrid", "vector", "keyword")
 SEAL = "keywords"  # key of the checksum of all keywords in the table of facts
+LIMIT = "nonsense"  # key of the vectors of nonsense in the table of facts
 
 
 class Embedder(Protocol):
@@ -44,30 +47,6 @@ class Embedder(Protocol):
     @property
     def name(self) -> str: ...
     def embed(self, texts: Iterable[str]) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class SearchHit:
-    """A search result.
-
-    >>> from albertkit import Albert, Index, Record
-    >>> index = Index.create("notes.idx", Albert())
-    >>> index.add([Record("1", "The doctor is in."), Record("2", "The train was late.")])
-    2
-    >>> hit = index.search("where is a physician?", k=1)[0]
-    >>> hit.id, hit.text
-    ('1', 'The doctor is in.')
-    >>> index.close()
-    """
-
-    id: str
-    text: str
-    score: float
-    """The cosine of query and text, at most 1; in keyword mode, which needs no model, BM25."""
-    source: str
-    line: int
-    matched: str
-    """What matched: "meaning" (the vector), "words" (words of the query), or "both"."""
 
 
 class Index:
@@ -87,6 +66,7 @@ class Index:
         self._file = IndexFile(path)
         self._sql, self._transaction, self._value = self._file.sql, self._file.transaction, self._file.value
         self._has_written = False
+        self._limit: RelevanceLimit | None = None
 
     @classmethod
     def create(cls, path: Path | str, embedder: Embedder, overwrite: bool = False, place: str = "") -> Index:
@@ -179,7 +159,10 @@ class Index:
             unreadable += replace(new, total=len(group))
             if new.count:
                 check_readable(unreadable, max_unknown)
+            limit = None if self._read_limit() else self._embed_limit()
             with self._write():
+                if limit is not None:
+                    self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (LIMIT, limit.to_text()))
                 changed += self._add(records_by_id, vectors)
             if progress is not None:
                 progress(len(group))
@@ -303,54 +286,94 @@ class Index:
 
     # Searching ----------------------------------------------------------------------------------------------------
 
-    def search(self, query: str, k: int = 10, mode: str = "hybrid") -> list[SearchHit]:
+    def search(self, query: str, k: int = 10, mode: str = "hybrid", min_score: float | None = None) -> list[SearchHit]:
         """The k best texts for a query; fewer when fewer match.
 
         Hybrid mode ranks texts by reciprocal rank fusion of both searches. So a text with many words of the query may
         precede one with a higher cosine.
+        min_score: lowest cosine of a hit by meaning; -1 keeps all. The default depends on the model and on the text:
+        it is the cosine that nonsense practically never reaches. Hits by words are kept at any cosine.
         """
-        return self.search_many([query], k, mode)[0]
+        return self.search_results([query], k, mode, min_score=min_score)[0].hits
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, mode: str = "hybrid", vectors: np.ndarray | None = None
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        mode: str = "hybrid",
+        vectors: np.ndarray | None = None,
+        min_score: float | None = None,
     ) -> list[list[SearchHit]]:
         """`search` for many queries in one pass over the vectors; `vectors` of the queries, if they are known."""
+        return [result.hits for result in self.search_results(queries, k, mode, vectors, min_score)]
+
+    def search_results(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        mode: str = "hybrid",
+        vectors: np.ndarray | None = None,
+        min_score: float | None = None,
+    ) -> list[SearchResult]:
+        """`search_many`, with the number of texts that were left out."""
         check_choice("mode", mode, MODES)
         if not 1 <= k <= 10_000:
             raise AlbertkitError(f"k={k} is out of range. Pass a whole number from 1 to 10000.")
+        if min_score is not None and (mode == "keyword" or not -1 <= min_score <= 1):
+            raise AlbertkitError(
+                f"min_score={min_score} in mode {mode} is not available: it is a cosine from -1 to 1, and keyword "
+                "search has none. Pass such a number with another mode, or omit it."
+            )
         if not len(queries):
             return []
-        by_vector: list[Ranked] = []
-        by_keyword: list[Ranked] = []
+        by_keyword: list[Ranked] = [[]] * len(queries)
         depth = k if mode != "hybrid" else max(100, 2 * k)
         if mode != "keyword":
             vectors = self._unit_vectors(list(map(replace_surrogates, queries)), vectors)
+        limit = self._read_limit() if mode != "keyword" and min_score is None else None
         with self._transaction("DEFERRED"):
-            if mode != "keyword" and vectors is not None:
-                by_vector = self._blocks.nearest(vectors, depth, self._slots_used())
             if mode != "vector":
                 self._words.verify(self._sql.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone())
                 rows = self._value("SELECT coalesce(max(slot), 0) FROM texts")
                 by_keyword = [self._words.best(query, depth, rows) for query in queries]
-            if vectors is None:
-                return [self._hits(ranked, "words") for ranked in by_keyword]
-            if mode == "vector":
-                return [
-                    self._hits([(min(score, 1.0), slot) for score, slot in found], "meaning") for found in by_vector
-                ]
-            return [self._fused_hits(*lists, k) for lists in zip(vectors, by_vector, by_keyword, strict=True)]
+            if mode == "keyword" or vectors is None:
+                return [SearchResult(self._hits(ranked, "words"), 0) for ranked in by_keyword]
+            by_vector = self._blocks.nearest(vectors, depth, self._slots_used())
+            close = [[row for row in ranked if min_score is None or row[0] >= min_score] for ranked in by_vector]
+            if limit is not None:
+                close = limit.keep_relevant(by_vector, self._blocks, self._slots_used())
+            lists = zip(vectors, by_vector, close, by_keyword, strict=True)
+            return [self._fused_hits(*found, k) for found in lists]
 
-    def _fused_hits(self, query: np.ndarray, by_vector: Ranked, by_keyword: Ranked, k: int) -> list[SearchHit]:
-        """The best of both searches, each with its cosine."""
+    def _fused_hits(
+        self, query: np.ndarray, by_vector: Ranked, close: Ranked, by_keyword: Ranked, k: int
+    ) -> SearchResult:
+        """The best of both searches, each with its cosine. close: those of `by_vector` that match by meaning."""
         cosines, worded = {slot: score for score, slot in by_vector}, {slot for _, slot in by_keyword}
-        best = [slot for _, slot in fuse(by_vector, by_keyword)[:k]]
+        meant = {slot for _, slot in close}
+        ranked = [slot for _, slot in fuse(by_vector, by_keyword)]
+        best = [slot for slot in ranked if slot in meant or slot in worded][:k]
         far = self._blocks.read(slot for slot in best if slot not in cosines)
         found: list[SearchHit] = []
         for slot in best:
             cosine = far[slot].dot(query) if slot in far else cosines[slot]
-            matched = "words" if slot in far else "both" if slot in worded else "meaning"
+            matched = "meaning" if slot not in worded else "both" if slot in meant else "words"
             found += self._hits([(min(cosine, 1.0), slot)], matched)
-        return found
+        return SearchResult(found, len(set(ranked[:k]) - meant - worded))
+
+    def _read_limit(self) -> RelevanceLimit | None:
+        """The limit of hits by meaning; None if the index has no texts yet."""
+        with self._transaction("DEFERRED"):
+            row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (LIMIT,)).fetchone()
+            if row is None and self._slots_used():
+                raise damaged(self.path, "it has no vectors of nonsense")
+        if row is not None and self._limit is None:
+            self._limit = RelevanceLimit.from_text(str(row[0]), self.dim, self.path)
+        return None if row is None else self._limit
+
+    def _embed_limit(self) -> RelevanceLimit:
+        with collect_unreadable():  # a model need not read the ideographs
+            return RelevanceLimit(self._unit_vectors(list(NONSENSE)))
 
     def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
         found = []

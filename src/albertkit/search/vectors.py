@@ -48,6 +48,11 @@ class StoredVector(NamedTuple):
         data = np.round(vectors / scales[:, None]).astype(np.int8)
         return [cls(float(scale), row) for scale, row in zip(scales, data, strict=True)]
 
+    def floats(self) -> np.ndarray:
+        """The row as floats."""
+        row: np.ndarray = np.float32(self.scale) * (np.zeros(0) if self.data is None else self.data)
+        return row
+
     def dot(self, vector: np.ndarray) -> float:
         """The dot product with a row of floats."""
         return 0.0 if self.data is None else self.scale * float(self.data @ vector)
@@ -69,6 +74,10 @@ class VectorTable:
             rows = {} if stored is None else {i: (stored.scales[i], stored.vectors[i].copy()) for i in places}
             found |= {block * BLOCK + i: StoredVector(float(scale), vector) for i, (scale, vector) in rows.items()}
         return found
+
+    def first(self) -> Block | None:
+        """The first block: the oldest texts."""
+        return self._find_block(0)
 
     def write(self, rows: dict[int, StoredVector]) -> None:
         """Put rows into slots; a row without data only changes the scale."""

@@ -48,6 +48,10 @@ class SearchRequest(ModelRequest, kw_only=True):
         Literal["hybrid", "vector", "keyword"], Meta(description="For an index: by meaning, by keywords, or both.")
     ] = "hybrid"
     k: Count = 10
+    min_score: Annotated[
+        Annotated[float, Meta(ge=-1, le=1)] | None,
+        Meta(description="Lowest cosine of a hit by meaning. Default: for an index, what nonsense does not reach."),
+    ] = None
 
 
 class HitItem(TypedDict, total=False):
@@ -69,10 +73,11 @@ class HitItem(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SearchResponse(WarnedResponse):
-    """Hits, the best first."""
+    """Hits, the best first, and how many of the k best texts are below the lowest score."""
 
     model: str
     hits: list[HitItem]
+    left_out: int = 0
 
 
 async def similar(context: RequestContext, body: SimilarRequest) -> SimilarResponse:
@@ -80,7 +85,7 @@ async def similar(context: RequestContext, body: SimilarRequest) -> SimilarRespo
     model = context.choose_model(body.model, "similar")
     options = model.albert.embed_options(normalize=True, depth=body.depth, dim=body.dimensions)
     columns_count = len(body.texts if body.others is None else body.others)
-    context.foresee_response(len(body.texts) * columns_count * NUMBER_BYTES, "Send fewer texts.")
+    context.foresee_response(len(body.texts) * columns_count * NUMBER_BYTES, "Send fewer texts.", memory=1)
     vectors = await context.embed(model, [*body.texts, *(body.others or [])], options)
     rows = vectors[: len(body.texts)]
     columns = rows if body.others is None else vectors[len(body.texts) :]
@@ -108,7 +113,8 @@ async def search(context: RequestContext, body: SearchRequest) -> SearchResponse
         if body.text is not None:
             hit["start"], hit["end"] = places[i]
         hits.append(hit)
-    return SearchResponse(model.name, hits)
+    close = [hit for hit in hits if body.min_score is None or hit["score"] >= body.min_score]
+    return SearchResponse(model.name, close, len(hits) - len(close))
 
 
 def split_text(text: str, unit: str, most: int) -> list[tuple[int, int]]:
@@ -138,6 +144,7 @@ async def search_index(context: RequestContext, model: ServedModel, body: Search
     vectors = None
     if body.mode != "keyword":
         vectors = await context.embed(model, [body.query], model.albert.embed_options())
-    (hits,) = await asyncio.to_thread(index.search_many, [body.query], body.k, body.mode, vectors)
-    context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in hits), "Request a lower k.")
-    return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in hits])
+    search = index.search_results
+    (found,) = await asyncio.to_thread(search, [body.query], body.k, body.mode, vectors, body.min_score)
+    context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in found.hits), "Request a lower k.")
+    return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in found.hits], found.left_out)

@@ -1,0 +1,128 @@
+"""How often do real queries and nonsense find something? The measurement behind the default of `--min-score`.
+
+    python studies/search_limit.py DATA        DATA contains the folders cisi, npl, squad and cmrc2018
+
+For each set: the share of real queries whose answer is among ten hits, with every text and with the default limit;
+the same for those whose first hit is right; and the share of nonsense queries that find anything.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from albertkit import Albert, Index, Record
+from albertkit.data.sentences import split_sentences
+from albertkit.unreadable_text import collect_unreadable
+
+QUERIES = 500  # of SQuAD and CMRC 2018
+Queries = list[tuple[str, set[int]]]  # a query and the places of the texts that answer it
+
+
+def main(data: Path) -> None:
+    """Print one block per set."""
+    sets = {"squad": read_answers, "cmrc2018": read_answers, "cisi": read_cisi, "npl": read_npl}
+    for name, read in sets.items():
+        texts, queries = read(data / name)
+        albert = Albert("small-zh" if name == "cmrc2018" else "small")
+        with tempfile.TemporaryDirectory() as folder, Index.create(Path(folder) / "t.idx", albert) as index:
+            index.add(Record(str(place), text) for place, text in enumerate(texts))
+            print(f"\n{name}: {len(texts):,} texts, {len(queries)} queries", flush=True)
+            for mode in ("vector", "hybrid"):
+                measure(index, mode, queries)
+            made = nonsense()
+            with collect_unreadable():
+                found = {kind: index.search_many(strings) for kind, strings in made.items()}
+            print("  nonsense with hits:", {kind: sum(map(bool, hits)) for kind, hits in found.items()}, "of 200 each")
+
+
+def measure(index: Index, mode: str, queries: Queries) -> None:
+    """Print what the default limit keeps."""
+    asked = [query for query, _ in queries]
+    shares = []
+    for limit in (-1.0, None):
+        results = index.search_many(asked, 10, mode, min_score=limit)
+        pairs = list(zip(results, (places for _, places in queries), strict=True))
+        first = sum(bool(hits) and int(hits[0].id) in places for hits, places in pairs)
+        among = sum(any(int(hit.id) in places for hit in hits) for hits, places in pairs)
+        shares.append(f"first hit {first / len(pairs):.1%}, ten hits {among / len(pairs):.1%}")
+    print(f"  {mode}: right with all texts: {shares[0]}; with the limit: {shares[1]}")
+
+
+def nonsense() -> dict[str, list[str]]:
+    """Strings that mean nothing, of four kinds; none of them is in `relevance.NONSENSE`."""
+    rng = random.Random(0)
+    letters, hexadecimal = "abcdefghijklmnopqrstuvwxyz", "0123456789abcdef"
+    ideographs = [bytes([high, low]).decode("gb2312") for high in range(0xB0, 0xD7) for low in range(0xA1, 0xFF)]
+    sizes = [[rng.randint(3, 8) for _ in range(rng.randint(1, 6))] for _ in range(200)]
+    words = [" ".join("".join(rng.choices(letters, k=size)) for size in row) for row in sizes]
+    return {
+        "letters": words,
+        "consonants": [re.sub("[aeiouy]", "x", word) for word in words],
+        "hexadecimal": ["".join(rng.choices(hexadecimal, k=32)) for _ in range(200)],
+        "ideographs": ["".join(rng.choices(ideographs, k=rng.randint(2, 12))) for _ in range(200)],
+    }
+
+
+def read_cisi(folder: Path) -> tuple[list[str], Queries]:
+    """Titles with abstracts, and the queries with their relevant texts."""
+
+    def parts(name: str) -> Iterator[tuple[int, str]]:
+        for part in (folder / name).read_text(encoding="latin-1").split("\n.I "):
+            number = int(part.removeprefix(".I ").split("\n", 1)[0])
+            pieces = re.findall(r"\n\.[TW]\n(.*?)(?=\n\.[A-Z]\n|\Z)", part, re.S)
+            yield number, " ".join(" ".join(pieces).split())
+
+    relevant: dict[int, set[int]] = {}
+    for line in (folder / "CISI.REL").read_text().splitlines():
+        query, text, *_ = map(float, line.split())
+        relevant.setdefault(int(query), set()).add(int(text) - 1)
+    queries = [(text, relevant[number]) for number, text in parts("CISI.QRY") if number in relevant]
+    return [text for _, text in parts("CISI.ALL")], queries
+
+
+def read_npl(folder: Path) -> tuple[list[str], Queries]:
+    """Abstracts of physics, and the queries with their relevant texts."""
+
+    def parts(name: str) -> dict[int, str]:
+        found = (part.strip().split(None, 1) for part in re.split(r"\n *\/", (folder / name).read_text()))
+        return {int(part[0]): " ".join(part[1].split()) for part in found if len(part) == 2}
+
+    texts, relevant = parts("doc-text"), parts("rlv-ass")
+    places = {number: place for place, number in enumerate(texts)}
+    queries = [
+        (query.lower(), {places[int(text)] for text in relevant[number].split() if int(text) in places})
+        for number, query in parts("query-text").items()
+    ]
+    return list(texts.values()), queries
+
+
+def read_answers(folder: Path) -> tuple[list[str], Queries]:
+    """Sentences, and questions with the sentence that contains the answer."""
+    texts: list[str] = []
+    questions: Queries = []
+    path = sorted(folder.glob("*.json"))[0]
+    for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
+        for paragraph in article["paragraphs"]:
+            context, first, at, ends = paragraph["context"], len(texts), 0, []
+            for sentence in split_sentences(context):
+                at = context.find(sentence, at) + len(sentence)
+                texts.append(sentence)
+                ends.append(at)
+            for item in paragraph["qas"]:
+                answer = item["answers"][0]
+                start = answer.get("answer_start", context.find(answer["text"]))
+                place = next((i for i, end in enumerate(ends) if start < end), None)
+                if place is not None and start >= 0:
+                    questions.append((item["question"], {first + place}))
+    random.Random(0).shuffle(questions)
+    return texts, questions[:QUERIES]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
