@@ -71,7 +71,8 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
 
     model: the base model. The default is the built-in English model. frozen: train only a head on its sentence vectors,
     which takes seconds. Otherwise the whole model is fine-tuned. Of 50 examples or more, 10 % are held out to choose
-    the best epoch and to calibrate. epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; a
+    the best epoch and to calibrate. nearest: no training; predict the class whose mean sentence vector is nearest.
+    epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; a
     frozen model uses only max_length. `save` writes a model folder for `Albert` and all commands.
 
     >>> AlbertClassifier().fit(["a cat", "a dog"] * 9, ["cat", "dog"] * 9).predict(["a cat"])
@@ -87,9 +88,11 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         batch_size: int | None = None,
         max_length: int = 128,
         seed: int = 0,
+        nearest: bool = False,
     ) -> None:
         self.model = model
         self.frozen = frozen
+        self.nearest = nearest
         self.epochs = epochs
         self.learning_rate = learning_rate
         self.batch_size = batch_size
@@ -149,7 +152,10 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             batch_size=self.batch_size,
             max_length=self.max_length,
             seed=self.seed,
+            nearest=self.nearest,
         )
+        if self.nearest and not self.frozen:
+            raise AlbertkitError("nearest=True does not train the model, so frozen=False is not available. Omit one.")
         if self.frozen:
             from albertkit.interop.convert import open_model
             from albertkit.train.frozen_head import fit_head, write_head

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from albertkit import builtin
 from albertkit.albert import Albert
@@ -41,6 +41,9 @@ from albertkit.train.run_lock import lock_run
 from albertkit.train.run_settings import prepare_output, write_settings
 from albertkit.train.train_settings import FinetuneSettings
 
+if TYPE_CHECKING:
+    from albertkit.train.task_heads import HeadClass
+
 Examples = Path | str | Sequence[Any]
 Log = Callable[[str], None]
 Option = str | float | bool | None
@@ -54,6 +57,7 @@ def finetune(
     output: Path | str,
     model: Path | str | None = None,
     settings: FinetuneSettings | None = None,
+    head: HeadClass | None = None,
     log: Log = lambda text: None,
     **options: Option,
 ) -> FinetuneResult:
@@ -63,6 +67,8 @@ def finetune(
 
     train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
     model: a folder or a name; the default is a built-in model. log: called with one line at a time.
+    head: a `torch.nn.Module` class in place of the built-in head, called with the hidden size and the number of outputs
+    (docs/guides/own-layers.md).
     options: fields of `FinetuneSettings` (instead of `settings`) and `ReadOptions`, and options of the task, by name.
 
     >>> from albertkit import Albert, finetune
@@ -72,18 +78,19 @@ def finetune(
     """
     learning, reading, task_options = _split_options(task, options)
     settings = dataclasses.replace(settings or FinetuneSettings(), **learning)
-    need(*(("sklearn", "frozen") if settings.freeze else ("torch", "train")), "fine-tuning")
+    need(*(("sklearn", "frozen") if settings.is_frozen else ("torch", "train")), "fine-tuning")
     sources = {"train": train} if dev is None else {"train": train, "dev": dev}
     if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
         raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
     parts = read_parts(task, sources, reading, log)
     if dev is None:
-        parts["train"], parts["dev"] = split_examples(parts["train"])
-    is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.freeze
+        whole = parts["train"]
+        parts["train"], parts["dev"] = (whole, []) if settings.nearest else split_examples(whole)
+    is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.is_frozen
     if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
         log(f"{len(parts['train'])} examples are few for training the whole model; --freeze may give better results")
     with lock_run(Path(output)):
-        return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, **task_options)
+        return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, head, **task_options)
 
 
 def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
@@ -109,12 +116,15 @@ def finetune_examples(
     model: Artifact | Path | str | None = None,
     settings: FinetuneSettings | None = None,
     log: Log = lambda text: None,
+    head: HeadClass | None = None,
     **task_options: Option,
 ) -> FinetuneResult:
     """`finetune` for lists of checked examples; `dev` may be empty."""
     settings, output = settings or FinetuneSettings(), Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    if settings.freeze:
+    if settings.is_frozen:
+        if head is not None:
+            raise AlbertkitError("head and freeze exclude each other: a head on frozen vectors is linear. Omit one.")
         if task_options:
             raise AlbertkitError(f"{next(iter(task_options))} is not an option of a head on frozen vectors. Omit it.")
         if isinstance(model, Artifact):
@@ -146,6 +156,10 @@ def finetune_examples(
     made = make_task(task, train, **task_options)
     if settings.class_weights:
         made = _with_class_weights(made, train)
+    if head is not None:
+        from albertkit.train.task_heads import with_head
+
+        made = with_head(made, head)
     return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
 
 

@@ -1,15 +1,15 @@
 """A classifier on frozen sentence vectors: trains in seconds, on a handful of examples. No torch.
 
-In: `TextExample`s with one class each, and a model. Out: an artifact with a logistic regression on the sentence
-vector; cross-validation chooses the regularization. `train_frozen_head` is `finetune --freeze`. `choose_base_model`
-chooses the built-in model from which `finetune.py` starts.
+In: `TextExample`s with one class each, and a model. Out: an artifact with a head of `linear_heads.py` on the sentence
+vector. `train_frozen_head` is `finetune --freeze` and `finetune --nearest`. `choose_base_model` chooses the built-in
+model from which `finetune.py` starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.shards import write_json
-from albertkit.errors import AlbertkitError, check_finite, need
+from albertkit.errors import AlbertkitError, check_finite
 from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.embed import unit_length, window_vectors
@@ -29,10 +29,11 @@ from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
+from albertkit.train.linear_heads import LinearHead, fit_logistic, fit_nearest
 from albertkit.train.train_settings import FinetuneSettings
 from albertkit.unreadable_text import check_training_texts
 
-STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularization, scikit-learn's C
+OUT_OF_SCOPE_SHARE = 0.75
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
 ERROR_RATIO = 0.8  # the vector model is chosen if its error rate is below this share of the other's
 RIDGE = 1e-3
@@ -49,8 +50,9 @@ def train_frozen_head(
     """Train a head on the vectors of a model. Examples of the class `oos` set the out-of-scope probability."""
     model = builtin.resolve(model, builtin.base_models(train)[0])
     if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in train):
+        flag = "--nearest" if settings.nearest else "--freeze"
         raise AlbertkitError(
-            f"--freeze is not available for {task}: frozen vectors are for classes of single texts. Omit --freeze."
+            f"{flag} is not available for {task}: frozen vectors are for classes of single texts. Omit {flag}."
         )
     _check_single_texts([*train, *dev])
     if settings.shots:
@@ -113,40 +115,25 @@ def fit_head(
     out_of_scope: examples of no class. They set the probability below which a text is out of scope.
     settings: without them, texts are truncated to the maximum length of the model.
     """
-    need("sklearn", "frozen", "a classifier on frozen vectors")
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_predict
-
     if not all(isinstance(example.label, str) for example in examples):
         raise AlbertkitError("a head on frozen vectors needs one class per text. Fine-tune the whole model instead.")
+    settings = settings or FinetuneSettings(max_length=max(8, albert.max_tokens))
     task = ClassifyTask.from_examples(examples, "single")
     _check_single_texts(examples)
-    length = albert.max_tokens if settings is None else min(settings.max_length, albert.max_tokens)
-    class_weight = "balanced" if settings is not None and settings.class_weights else None
+    length = min(settings.max_length, albert.max_tokens)
     vectors = encode_texts(albert, examples, length)
     targets = np.array([task.target(example) for example in examples])
-    folds = min(5, *Counter(targets.tolist()).values())
-    best: tuple[float, float, np.ndarray | None] = (-np.inf, 10.0, None)
-    for strength in STRENGTHS if folds >= 2 else ():
-        model = LogisticRegression(C=strength, max_iter=1000, class_weight=class_weight)
-        probabilities = cross_val_predict(model, vectors, targets, cv=folds, method="predict_proba")
-        score = float(np.log(np.maximum(probabilities[np.arange(len(targets)), targets], 1e-9)).mean())
-        if score > best[0]:
-            best = score, strength, probabilities
-    _, strength, probabilities = best
-    model = LogisticRegression(C=strength, max_iter=1000, class_weight=class_weight).fit(vectors, targets)
-    weight, bias = _head_weights(np.asarray(model.coef_), np.asarray(model.intercept_))
+    head = fit_nearest(vectors, targets) if settings.nearest else fit_logistic(vectors, targets, settings.class_weights)
     if len(out_of_scope):
-        outside = task.probabilities(encode_texts(albert, out_of_scope, length) @ weight.T + bias).max(1)
-        inside = probabilities.max(1) if probabilities is not None else np.ones(1)
-        task = dataclasses.replace(task, min_probability=best_boundary(outside, inside))
+        logits = encode_texts(albert, out_of_scope, length) @ head.weight.T + head.bias
+        limit = out_of_scope_limit(task.probabilities(logits).max(1), head)
+        task = dataclasses.replace(task, min_probability=limit)
     weights = {n: w for n, w in base.weights.items() if n.startswith("encoder.")}
     weights |= {
-        "heads.classify.linear.weight": weight.astype(np.float32),
-        "heads.classify.linear.bias": bias.astype(np.float32),
+        "heads.classify.linear.weight": head.weight.astype(np.float32),
+        "heads.classify.linear.bias": head.bias.astype(np.float32),
     }
-    seed = 0 if settings is None else settings.seed
-    step = {"step": "frozen classifier", "examples": len(examples), "strength": strength, "seed": seed}
+    step = {"step": "frozen classifier", "examples": len(examples), **head.details, "seed": settings.seed}
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
     details |= {"reads": "vector", "max_length": length}
     made = (*base.metadata.history, step)
@@ -156,11 +143,15 @@ def fit_head(
     return Artifact(base.config, weights, base.tokenizer, meta)
 
 
-def _head_weights(weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One row for each class; scikit-learn has one row for two classes."""
-    if len(weight) == 1:
-        return np.concatenate([-weight / 2, weight / 2]), np.concatenate([-bias / 2, bias / 2])
-    return weight, bias
+def out_of_scope_limit(outside: np.ndarray, head: LinearHead) -> float:
+    """The lowest probability of a text in scope, from the probabilities of texts out of scope.
+
+    With one example per class, nothing is known about texts in scope. Then three of four texts out of scope are below
+    the limit.
+    """
+    if head.held_out is None:
+        return float(np.quantile(outside, OUT_OF_SCOPE_SHARE))
+    return best_boundary(outside, head.held_out.max(1))
 
 
 def best_boundary(outside: np.ndarray, inside: np.ndarray) -> float:

@@ -172,6 +172,9 @@ class FinetuneSettings:
     restarts: int = setting(2, "Restarts with another seed and half the learning rate, if a run collapses.")
     patience: int = setting(0, "Stop after this many epochs without improvement; 0 never stops early.")
     freeze: bool = setting(False, "Train only a head on the model's sentence vectors: seconds instead of minutes.")
+    nearest: bool = setting(
+        False, "No training: predict the class whose mean sentence vector is nearest. Holds out nothing."
+    )
     shots: int | None = setting(None, "Use this many examples of each class.")
     class_weights: bool = setting(False, "Rare classes weigh more in the loss.")
     layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer count less in its gradient.")
@@ -197,11 +200,21 @@ class FinetuneSettings:
             raise AlbertkitError("resume and overwrite exclude each other. Pass one of them.")
         if not self.shortest_input <= self.max_length <= 1_000_000:
             raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more")
-        if self.freeze and self.seeds > 1:
+        if self.nearest and self.class_weights:
+            raise AlbertkitError(
+                "class_weights is not available with nearest, where every class has the same weight. Omit one of them."
+            )
+        if self.is_frozen and self.seeds > 1:
+            flag = "--nearest" if self.nearest else "--freeze"
             raise AlbertkitError(
                 f"seeds={self.seeds} is not available: a head on frozen vectors does not depend on the seed. Omit "
-                "--seeds or --freeze. With --shots, --seed 1 draws other examples."
+                f"--seeds or {flag}. With --shots, --seed 1 draws other examples."
             )
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the model stays as it is and only a head on its sentence vectors is made."""
+        return self.freeze or self.nearest
 
 
 @dataclass(frozen=True)
@@ -215,6 +228,7 @@ class ElasticSettings(FinetuneSettings):
     batch_size: int | None = setting(32, "Examples per training step.")
     max_length: int = setting(0, "Longest input in tokens; 0 takes that of the model, or of its teacher.")
     freeze: bool = False  # fields without a sentence have no flag in `albertkit elastic`
+    nearest: bool = False
     shots: int | None = None
     target_length: int = 32
     label_smoothing: float = 0.0
