@@ -120,12 +120,18 @@ def read_plan_examples(shape: str, path: Path) -> list[Any]:
 
 
 def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_size: int, as_json: bool) -> None:
-    """The cost of a shape, computed from its config alone."""
-    from albertkit.compress.cost import shape_cost
+    """The cost of a shape, computed from its config; of a model, with the heads that it has."""
+    from albertkit.compress.cost import shape_cost, stored_heads
+    from albertkit.compress.planner import is_model
+    from albertkit.interop.convert import open_stored
+    from albertkit.weights import heads_in
 
     config = read_shape(shape, options)
     length = min(128, config.max_position_embeddings) if length is None else length
-    cost = shape_cost(config, length, batch_size)
+    heads = stored_heads(open_stored(shape).weights) if is_model(shape) else None
+    cost = shape_cost(config, length, batch_size, heads)
+    names = heads_in(heads or ())
+    what = f"weights with the heads {', '.join(names)}" if names else "weights of the encoder"
     operations = {part: f"{count / 1e6:,.2f} M" for part, count in cost.operations.items()}
     sizes, memory = (
         {name: format_megabytes(size) for name, size in part.items()} for part in (cost.bytes, cost.memory)
@@ -136,7 +142,7 @@ def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_s
         f"{shape}: {cost.parameters['total']:,} parameters ({cost.unshared:,} without sharing and factorisation)",
         format_properties("parameters", {part: f"{count:,}" for part, count in cost.parameters.items()}),
         format_properties(f"operations per token (length {length})", operations),
-        format_properties("weights", sizes),
+        format_properties(what, sizes),
         format_properties(f"memory besides the weights ({batch_size} texts of {length} tokens, float32)", memory),
     )
 

@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from albertkit.config import PRESETS, AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
+from albertkit.quantized import BLOCK, SMOOTHED, QuantizedMatrix, is_quantizable, uses_four_bits
 from albertkit.weights import Shapes, embedding_shapes, encoder_shapes, head_shapes, layer_shapes, size
 
-BLOCK = 32  # weights that share one scale at 4 bits
 FORMATS = {32: "float32", 8: "int8", 4: "4-bit"}
 DEPTH_SHARES = (1.0, 0.75, 0.5, 1 / 3, 0.25)
 PRUNING_SHARES = ((1.0, 1.0), (1.0, 0.5), (2 / 3, 0.5), (0.5, 0.25))  # shares of heads and of feed-forward columns
@@ -37,15 +39,17 @@ class ShapeCost:
     operations: dict[str, float]
     """Multiplications and additions per token in a text of `length` tokens, by part."""
     bytes: dict[str, int]
-    """Size of the encoder's weights by number format."""
+    """Size of the weights by number format: of the encoder, and of the heads if they were passed."""
     memory: dict[str, int]
     """Bytes besides the weights for `batch` texts of `length` tokens, float32."""
     length: int
     batch: int
 
 
-def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> ShapeCost:
+def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32, heads: Shapes | None = None) -> ShapeCost:
     """The cost of a shape for `batch` texts of `length` tokens.
+
+    heads: the tensors besides the encoder's that are stored with it (`stored_heads`); by default only a pooler.
 
     >>> from albertkit import preset, shape_cost
     >>> shape_cost(preset("base")).parameters["total"]
@@ -62,7 +66,7 @@ def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> Shap
         parameters=parameter_counts(config),
         unshared=unshared_parameters(config),
         operations=operations(config, length),
-        bytes=weight_bytes(encoder_shapes(config)),
+        bytes=weight_bytes(stored_shapes(config, heads)),
         memory=activation_memory(config, length, batch),
         length=length,
         batch=batch,
@@ -137,21 +141,37 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     return {**parts, "total": sum(parts.values())}
 
 
-def weight_bytes(shapes: Shapes) -> dict[str, int]:
-    """int8: one byte per weight and one float scale per row. 4-bit: half a byte, and one float scale per block of 32.
+def stored_heads(weights: Mapping[str, np.ndarray | QuantizedMatrix]) -> Shapes:
+    """The shapes of a model's tensors besides embeddings and layers: its pooler and heads."""
+    arrays = {name: w.values if isinstance(w, QuantizedMatrix) else w for name, w in weights.items()}
+    return {name: array.shape for name, array in arrays.items() if name.startswith(("encoder.pooler.", "heads."))}
 
-    Vectors (biases, norms) and the small matrices of the options stay float32 in both.
+
+def stored_shapes(config: AlbertConfig, heads: Shapes | None = None) -> Shapes:
+    """All tensors of a model: its encoder, and `heads` (`stored_heads`); by default a pooler and no heads."""
+    return encoder_shapes(config) if heads is None else encoder_shapes(config, pooler=False) | heads
+
+
+def weight_bytes(shapes: Shapes) -> dict[str, int]:
+    """The bytes that `quantized.quantize_weights` stores for tensors of these names, by number format.
+
+    int8: one byte per weight, one float scale per row and, for most matrices of a layer, one float per column. 4-bit:
+    half a byte per weight and a byte per block of 32, in layers and pooler only: embeddings stay at 8 bits. Vectors,
+    task heads and the small matrices of the options stay float32 in both.
     """
-    small = {name: shape for name, shape in shapes.items() if len(shape) == 1 or ".low." in name or ".theta" in name}
-    matrices = [shape for name, shape in shapes.items() if name not in small]
-    vectors = 4 * size(small)
-    blocks = [rows * -(-columns // BLOCK) for rows, columns in matrices]
-    return {
-        "float32": 4 * size(shapes),
-        "float16": 2 * size(shapes),
-        "int8": sum(rows * columns + 4 * rows for rows, columns in matrices) + vectors,
-        "4-bit": sum(n * (BLOCK // 2 + 4) for n in blocks) + vectors,
-    }
+    found = {"float32": 4 * size(shapes), "float16": 2 * size(shapes), "int8": 0, "4-bit": 0}
+    for name, shape in shapes.items():
+        floats = 4 * math.prod(shape)
+        if not is_quantizable(name, np.broadcast_to(np.float32(0), shape)):
+            found["int8"] += floats
+            found["4-bit"] += floats
+            continue
+        rows, columns = shape
+        factors = 4 * rows + (4 * columns if name.removesuffix(".weight").endswith(SMOOTHED) else 0)
+        found["int8"] += rows * columns + factors
+        packed = rows * -(-columns // BLOCK) * (BLOCK // 2 + 1)
+        found["4-bit"] += (packed if uses_four_bits(name) else rows * columns) + factors
+    return found
 
 
 def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
@@ -197,6 +217,8 @@ class PlanCandidate:
     """The name of the full shape."""
     loss: float
     """A rough estimate of the loss of quality, for ranking; about 1 for half of the operations."""
+    heads: Shapes | None = None
+    """The pooler and heads that are stored with it (`stored_heads`)."""
 
     @property
     def is_static(self) -> bool:
@@ -219,7 +241,8 @@ class PlanCandidate:
     @property
     def file_bytes(self) -> int:
         """Bytes of its weights on disk."""
-        return weight_bytes(encoder_shapes(self.config))[FORMATS[self.bits]]
+        shapes = encoder_shapes(self.config) if self.is_static else stored_shapes(self.config, self.heads)
+        return weight_bytes(shapes)[FORMATS[self.bits]]
 
     def memory(self, length: int, tokenizer: float) -> float:
         """Bytes it adds to a process. onnxruntime copies each weight, and the matrices of layers twice."""
@@ -228,7 +251,7 @@ class PlanCandidate:
         if self.is_static:
             return tokenizer + weights
         copies = self.config.num_hidden_groups * self.config.inner_group_num
-        layers = weight_bytes(layer_shapes(self.config, "layer"))[kind] * copies
+        layers = weight_bytes(layer_shapes(self.config, "encoder.groups.0.0"))[kind] * copies
         activations = activation_memory(self.config, min(length, self.config.max_position_embeddings), 1)["inference"]
         return tokenizer + 2 * weights + layers + activations + SESSION_BYTES
 
@@ -247,10 +270,15 @@ def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
 
 
 def model_candidates(
-    name: str, config: AlbertConfig, quality: Mapping[int, float] | None = None, static: bool = True
+    name: str,
+    config: AlbertConfig,
+    quality: Mapping[int, float] | None = None,
+    static: bool = True,
+    heads: Shapes | None = None,
 ) -> list[PlanCandidate]:
     """For a model with weights: its depths, prunings and formats, and its static model.
 
+    heads: the tensors besides the encoder's that are stored with it (`stored_heads`).
     quality: by depth, the agreement of the output with that of all layers, which is low at untrained depths.
     static: False for a model with a task, which a static model cannot replace.
     """
@@ -259,12 +287,12 @@ def model_candidates(
         shallow = _shallower(config, depth)
         layers = shallow.num_hidden_layers
         depth_loss = math.log2(config.num_hidden_layers / layers) if quality is None else 8 * (1 - quality[layers])
-        for heads, ffn in PRUNING_SHARES:
+        for share, ffn in PRUNING_SHARES:
             if config.options.shared_heads or config.options.attention_bias:
-                heads = 1.0  # such heads cannot be removed (`prune.py`)
-            pruned = pruned_config(shallow, heads, ffn)
+                share = 1.0  # such heads cannot be removed (`prune.py`)
+            pruned = pruned_config(shallow, share, ffn)
             loss = depth_loss + 0.5 * math.log2(_work(shallow) / _work(pruned))
-            found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+            found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS]
     if static:
         table = static_config(config, config.vocab_size, min(STATIC_DIM, config.hidden_size))
         found.append(PlanCandidate(name, table, 32, config, 9.0))

@@ -20,7 +20,7 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import Artifact, model_folder, read_artifact, write_artifact
 from albertkit.compress.benchmark import Machine, measure_folder, measure_machine, random_model, tokenizer_memory
-from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, shape_candidates
+from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, shape_candidates, stored_heads
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
 from albertkit.compress.quantize import QualityCheck, mean_vectors, split_texts, vector_cosines
 from albertkit.config import PRESETS, AlbertConfig, preset
@@ -162,7 +162,8 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
         candidates = shape_candidates(name, config)
     else:
         quality = depth_quality(model, model_folder(shape))
-        candidates = model_candidates(name, config, quality, gives_vectors(model.artifact.metadata))
+        heads = stored_heads(model.artifact.weights)
+        candidates = model_candidates(name, config, quality, gives_vectors(model.artifact.metadata), heads)
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
     progress("measuring memory")
     words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
