@@ -1,6 +1,6 @@
 """Collapse detection: did a fine-tuning run learn anything, and if not, has it collapsed or was it too short?
 
-In: a finished `FinetuneTask` and its training loss. Out: a `Failure`, or None. `finetune_runs.py` restarts a collapsed run.
+In: a finished `FinetuneTask` and its training loss. Out: a `Failure`, or None. `finetune_runs.py` restarts them.
 
 A run has learnt nothing if it predicts the same for every held-out example although the labels differ, or if its loss
 equals that of a constant prediction. The loss is computed at several temperatures, since an overconfident model may
