@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
 from albertkit.artifact import QUANTIZED_FILE, read_artifact, read_stored, write_artifact
-from albertkit.compress.quantize import QualityCheck, _remedy, quantize
+from albertkit.compress.quantize import QualityCheck, loss_remedy, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import (
     QuantizedMatrix,
@@ -144,7 +144,7 @@ def test_own_text_is_what_the_head_finds_likely_beside_random_words(room):
     ],
 )
 def test_the_remedy_is_one_that_was_not_tried(bits, texts, trained, said, unsaid):
-    found = _remedy(bits, texts, trained)
+    found = loss_remedy(bits, texts, trained)
     assert found[0].isupper() and all(part in found for part in said) and not any(part in found for part in unsaid)
 
 

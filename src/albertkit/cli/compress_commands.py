@@ -22,7 +22,6 @@ from albertkit.train.distill_data import RecoverySettings
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
     from albertkit.compress.prune import PruneResult
-    from albertkit.compress.quantize import QuantizeResult
     from albertkit.train.distill_data import DistillData
 
 file_option = cli.path_option("-f", "--file", help="A file with a few hundred typical texts.")
@@ -104,6 +103,9 @@ def quantize(
     Rounding is calibrated on the texts of --file. Without --file, an MLM generates texts, and other models use
     built-in English sentences. Texts from your domain give better results.
 
+    The last line is the verdict: the cosine of the vectors of both models, on held-out texts of --file or on built-in
+    English or Chinese sentences. It is good from 0.98 on average and 0.9 at least, and poor below 0.9 and 0.7.
+
     With --check, both models are evaluated before OUTPUT is written. A task model is scored on labelled examples.
     For other models, pass a file with texts: vectors are compared by cosine, MLM predictions by agreement.
     If the loss is above --tolerance, the command reports the scores and writes nothing.
@@ -113,9 +115,10 @@ def quantize(
     rerun the command to resume.
     """
     from albertkit.artifact import read_metadata
-    from albertkit.compress.quantize import QualityLimit, open_float_model
+    from albertkit.compress.quantize import QualityLimit, loss_remedy, open_float_model
     from albertkit.compress.quantize import quantize as run
     from albertkit.interop.convert import open_stored
+    from albertkit.runtime.agreement import Agreement
 
     check, tolerance, force = (values[name] for name in ("check", "tolerance", "force"))
     if check is None and tolerance is not None:
@@ -142,18 +145,22 @@ def quantize(
         limit,
         show_status,
     )
+    agreement = Agreement(report.cosine_mean, report.cosine_least, report.texts, report.text_kind)
     print_result(
         as_json,
         report,
         f"{output}: {format_megabytes(report.bytes)} (before {format_megabytes(report.bytes_before)})",
-        f"vectors agree with the float model's{format_agreement(report)}",
+        f"agreement of {bits}-bit vectors with those of the float model: {agreement}",
         *([] if report.check is None else [str(report.check)]),
     )
+    if report.verdict != "good":
+        remedy = loss_remedy(int(bits), values["file"] is not None, trained is not None)
+        note(f"the vectors differ from those of {source}. Measure the loss on your data with --check. {remedy}.")
     if not as_json and "early_exit" in read_metadata(output)[0].details:
         note(f"early exit was calibrated for the float model. Calibrate again:  albertkit calibrate {output} DEV")
 
 
-def format_agreement(report: PruneResult | QuantizeResult) -> str:
+def format_agreement(report: PruneResult) -> str:
     """The cosines, and the kind of text they were measured on if no --file was passed."""
     cosines = f"cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
     if report.text_kind == "texts":

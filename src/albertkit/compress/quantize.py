@@ -25,6 +25,7 @@ from albertkit.file_io import new_folder
 from albertkit.interop.convert import open_model
 from albertkit.quantized import BITS
 from albertkit.runtime.activation_moments import Progress, activation_moments, synthetic_kind, synthetic_tokens
+from albertkit.runtime.agreement import Agreement, compared_texts
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import Weights
@@ -95,7 +96,9 @@ class QuantizeResult:
     texts: int
     """The number of compared texts."""
     text_kind: str = "texts"
-    """The kind of these texts: the `texts` argument, or synthetic ones (`activation_moments.synthetic_kind`)."""
+    """The kind of these texts: the `texts` argument, built-in sentences, or random tokens."""
+    verdict: str = ""
+    """`good`, `fair` or `poor`, by the cosines (`runtime/agreement.py`)."""
     check: QualityLoss | None = None
     """The loss on the examples of a `QualityLimit`."""
 
@@ -155,12 +158,11 @@ def quantize(
     if artifact.config.options.static and bits != 8:
         raise AlbertkitError(f"bits={bits} is not available: a static model is stored in 8 bits. Omit bits.")
     fitted, held_out = split_texts(texts)
-    held = _held_out_ids(artifact, held_out, progress)
-    text_kind = synthetic_kind(artifact) if texts is None else "texts"
+    held, text_kind = _held_out_ids(artifact, held_out, progress)
     moments, calibration = None, "as trained"
     if trained is None:
         moments = activation_moments(artifact, fitted, progress)
-        calibration = text_kind if texts is None else f"{len(texts)} texts"
+        calibration = synthetic_kind(artifact) if texts is None else f"{len(texts)} texts"
     stored = artifact if trained is None else trained.artifact
     step = {"step": "quantize", "bits": bits, "calibration": calibration}
     stored = dataclasses.replace(
@@ -170,20 +172,21 @@ def quantize(
         progress("rounding")
         write_artifact(stored, scratch, bits=bits, moments=moments, smooths=None if trained is None else trained.smooth)
         progress("comparing")
-        cosines = vector_cosines(artifact, read_stored(scratch), held)
+        agreement = Agreement.of(vector_cosines(artifact, read_stored(scratch), held), text_kind)
         loss = None
         if check is not None:
-            loss = require_quality(folder, scratch, check, _remedy(bits, texts is not None, trained is not None))
+            loss = require_quality(folder, scratch, check, loss_remedy(bits, texts is not None, trained is not None))
         size = (scratch / QUANTIZED_FILE).stat().st_size
     progress("")
     return QuantizeResult(
         bits=bits,
         bytes_before=sum(a.nbytes for a in artifact.weights.values()),
         bytes=size,
-        cosine_mean=float(cosines.mean()),
-        cosine_least=float(cosines.min()),
-        texts=len(held),
+        cosine_mean=agreement.mean,
+        cosine_least=agreement.least,
+        texts=agreement.texts,
         text_kind=text_kind,
+        verdict=agreement.verdict,
         check=loss,
     )
 
@@ -197,19 +200,20 @@ def split_texts(texts: Sequence[str] | None) -> tuple[Sequence[str] | None, Sequ
     return [text for i, text in enumerate(texts) if i % 10], texts[::10]
 
 
-def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> list[list[int]]:
-    """Texts to compare vectors on, as token ids; without any, generated ones."""
-    if texts is None:
-        return synthetic_tokens(artifact, progress, texts=16, seed=1)
-    if artifact.tokenizer is None:
+def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> tuple[list[list[int]], str]:
+    """Texts to compare vectors on, as token ids, and their kind: held-out ones, else built-in sentences."""
+    if texts is not None and artifact.tokenizer is None:
         raise AlbertkitError(
             "this model has no tokenizer, so it cannot read calibration texts. Pass a model with a tokenizer."
         )
+    compared = compared_texts(artifact.tokenizer, texts)
+    if compared is None or artifact.tokenizer is None:
+        return synthetic_tokens(artifact, progress, texts=16, seed=1), f"texts of {synthetic_kind(artifact)}"
     limit = artifact.config.max_position_embeddings
-    return [e.ids for e in artifact.tokenizer.encode_batch(list(texts[:64]), max_length=limit)]
+    return [e.ids for e in artifact.tokenizer.encode_batch(compared.texts, max_length=limit)], compared.kind
 
 
-def _remedy(bits: int, has_texts: bool, is_trained: bool) -> str:
+def loss_remedy(bits: int, has_texts: bool, is_trained: bool) -> str:
     """Remedies for the loss of a quantized model, the cheapest first."""
     if is_trained:
         return "Train longer, or on more examples (--train), or quantize without training" + (
