@@ -103,10 +103,3 @@ def test_a_calibrated_model_has_an_exit_depth():
     assert calibrated_exit_depth(albert, [1, 2], [None, 0.9, 0.0]) == 3
     albert.metadata.details["early_exit"] = {"depth": 3}  # damaged
     assert calibrated_exit_depth(albert, [1, 2], [0.0, 0.0, 0.0]) is None
-
-
-def test_attention_is_packed_as_16_bit_numbers():
-    assert (
-        explain_api.pack_attention(np.array([[0.0, 1.0], [0.5, 0.25]], np.float32))
-        == base64.b64encode(np.array([0, 65535, 32768, 16384], "<u2").tobytes()).decode()
-    )

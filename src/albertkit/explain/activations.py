@@ -8,7 +8,7 @@ numbers are close to those of the engine, which also quantizes activations. The 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,21 +52,33 @@ class NumpyEncoder:
         self, ids: Sequence[int], segments: Sequence[int] | None = None, depth: int | None = None
     ) -> LayerActivations:
         """Activations of token ids, special tokens included."""
+        depth = self.depth if depth is None else depth
+        states = np.empty((depth + 1, len(ids), self.config.hidden_size), np.float32)
+        maps = np.empty((depth, self.config.num_attention_heads, len(ids), len(ids)), np.float32)
+        for layer, (hidden, attention) in enumerate(self.run_layers(ids, segments, depth)):
+            states[layer] = hidden
+            if attention is not None:
+                maps[layer - 1] = attention
+        return LayerActivations(states, maps)
+
+    def run_layers(
+        self, ids: Sequence[int], segments: Sequence[int] | None, depth: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """The embedding output (tokens, H) and None, then the output and the attention (heads, tokens, tokens) of each
+        layer.
+        """
         most = min(MAX_TOKENS, self.config.max_position_embeddings)
         if not 1 <= len(ids) <= most:
             raise AlbertkitError(f"the text has {len(ids)} tokens; an explanation needs 1 to {most}")
-        depth = self.depth if depth is None else depth
         hidden = self._embed(np.asarray(ids), np.zeros(len(ids), int) if segments is None else np.asarray(segments))
-        states, maps = [hidden], []
+        check_finite("activations", hidden)
+        yield hidden, None
         for layer in range(depth):
             for inner in range(self.config.inner_group_num):
                 prefix = f"encoder.groups.{self.config.group_of(layer)}.{inner}"
                 hidden, attention = self._layer(prefix, hidden, self.config.options.local(layer))
-            states.append(hidden)
-            maps.append(attention)
-        check_finite("activations", [*states, *maps])
-        shape = (0, self.config.num_attention_heads, len(ids), len(ids))
-        return LayerActivations(np.stack(states), np.stack(maps) if maps else np.zeros(shape, np.float32))
+            check_finite("activations", (hidden, attention))
+            yield hidden, attention
 
     def _embed(self, ids: np.ndarray, segments: np.ndarray) -> np.ndarray:
         """Token ids (tokens,) → embedding output (tokens, H)."""

@@ -199,7 +199,7 @@ def _word_target(
         raise AlbertkitError(f"at={settings.at!r} is not a mask; pass its number, from 1 to {len(masks)}")
     place, word = masks[int(at) - 1], settings.target
     if word is None:
-        token: int | None = likeliest_tokens(albert, hidden[[place]], 1)[0][0][0]
+        token: int | None = int(likeliest_tokens(albert, hidden[[place]], 1)[0].ids[0])
     else:
         forms = (f"▁{word}", word, f"##{word}")
         token = next((i for i in map(albert.tokenizer.id_of, forms) if i is not None), None)

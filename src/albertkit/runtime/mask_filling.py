@@ -6,7 +6,9 @@ In: a `RuntimeModel` with that head, and a text with `[MASK]`. Out: `MaskPredict
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +34,13 @@ class MaskPrediction:
     word: str
     score: float
     """Its probability."""
+
+
+class TokenProbabilities(NamedTuple):
+    """The likeliest tokens for a mask, the best first."""
+
+    ids: np.ndarray  # (k,)
+    probabilities: np.ndarray  # (k,)
 
 
 def fill_mask(model: RuntimeModel, text: str, k: int, depth: int | None = None) -> list[list[MaskPrediction]]:
@@ -65,25 +74,28 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
     return encoding, places
 
 
-def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
-    """The `k` likeliest tokens and their probabilities for hidden states (n, H); NaN if a score is not finite."""
-    found: list[list[tuple[int, float]]] = []
+def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[TokenProbabilities]:
+    """The `k` likeliest tokens for each of the hidden states (n, H); NaN if a score is not finite."""
+    found: list[TokenProbabilities] = []
     for start in range(0, len(hidden), MASKS_PER_STEP):
         scores = model.engine.mlm_logits(hidden[start : start + MASKS_PER_STEP])
         scores = np.where(np.isfinite(scores).all(axis=1, keepdims=True), scores, np.nan)
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
         scores = (scores / scores.sum(axis=1, keepdims=True))[:, : model.tokenizer.vocab_size]
-        best = np.argsort(-scores, axis=1)[:, :k]
-        found += [[(int(i), float(row[i])) for i in top] for row, top in zip(scores, best, strict=True)]
+        best = np.argpartition(-scores, min(k, scores.shape[1] - 1), axis=1)[:, :k].astype(np.int32)
+        values = np.take_along_axis(scores, best, axis=1)
+        order = np.argsort(-values, axis=1, kind="stable")
+        ranked = (np.take_along_axis(array, order, axis=1) for array in (best, values))
+        found += map(TokenProbabilities, *ranked)
     return found
 
 
-def mask_predictions(model: RuntimeModel, tokens: list[list[tuple[int, float]]]) -> list[list[MaskPrediction]]:
+def mask_predictions(model: RuntimeModel, tokens: list[TokenProbabilities]) -> list[list[MaskPrediction]]:
     """The tokens of `likeliest_tokens` as words, for each mask of a text."""
-    check_finite("probabilities", (score for top in tokens for _, score in top))
+    check_finite("probabilities", [top.probabilities for top in tokens])
 
-    def predict(token: int, score: float) -> MaskPrediction:
-        (shown,) = model.tokenizer.tokens([token])
-        return MaskPrediction(shown.removeprefix("##").replace("▁", "") or shown, score)
+    def predict(token: str, score: float) -> MaskPrediction:
+        word = token.removeprefix("##").replace("▁", "") or token
+        return MaskPrediction(sys.intern(word), score)  # predictions for other masks share it
 
-    return [[predict(token, score) for token, score in top] for top in tokens]
+    return [list(map(predict, model.tokenizer.tokens(top.ids), top.probabilities.tolist())) for top in tokens]

@@ -212,7 +212,10 @@ class Batcher:
         if ahead * WINDOW_SHARE > self.deadline and isinstance(job.route, ComputeRoute):  # it waited long for others
             self.update_wait_factor((time.monotonic() - job.arrived - seconds) / ahead)
         if job.error is not None:
-            raise job.error
+            try:
+                raise job.error
+            finally:
+                job.error = None  # its traceback refers to the job, which would stay in memory
         return job.results
 
     def update_wait_factor(self, factor: float) -> None:
@@ -297,7 +300,7 @@ class Batcher:
             except BaseException as problem:  # the thread must continue after any failure; the requests report it
                 error = problem
             self._store(batch, results, error, time.monotonic() - began)
-            self._batch_started = None
+            self._batch_started, batch, results, error = None, [], [], None  # an idle thread keeps no results
 
     def _next(self) -> list[QueuedRow] | None:
         """Wait for the batch with the oldest row; None if the server stops and nothing waits."""

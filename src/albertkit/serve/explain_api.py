@@ -153,11 +153,9 @@ async def attention_of(
 ) -> np.ndarray | str:
     """Attention of each head: layers × heads × from token × to token."""
     encoder = await asyncio.to_thread(open_encoder, model.albert)
-    compute = partial(encoder.run, trace.batch.ids[0], trace.batch.segments[0], depth)
-    activations = await context.run_engine(model.token_cost, compute, trace.tokens * depth * ATTENTION_COST)
-    if form == "base64":
-        return await context.run_tokenizer(pack_attention, activations.attention)
-    return await context.run_tokenizer(np.round, activations.attention, 6)
+    compute = partial(rounded_attention, encoder, trace, depth, form)
+    attention = await context.run_engine(model.token_cost, compute, trace.tokens * depth * ATTENTION_COST)
+    return base64.b64encode(attention).decode("ascii") if form == "base64" else attention
 
 
 @lru_cache(maxsize=2)  # their float weights are large
@@ -166,6 +164,13 @@ def open_encoder(albert: Albert) -> NumpyEncoder:
     return Explainer(albert).encoder
 
 
-def pack_attention(attention: np.ndarray) -> str:
-    """Base64 of little-endian 16-bit numbers, each 65535 times the attention, in the order of the axes."""
-    return base64.b64encode(np.rint(attention * MAX_UINT16).astype("<u2").tobytes()).decode("ascii")
+def rounded_attention(encoder: NumpyEncoder, trace: DepthTrace, depth: int, form: AttentionFormat) -> np.ndarray:
+    """Attention (layers, heads, from token, to token): rounded floats, or for base64 little-endian 16-bit numbers, each
+    65535 times the attention. No other copy of it is in memory.
+    """
+    shape = (depth, encoder.config.num_attention_heads, trace.tokens, trace.tokens)
+    rounded = np.empty(shape, "<u2" if form == "base64" else np.float32)
+    layers = encoder.run_layers(trace.batch.ids[0], trace.batch.segments[0], depth)
+    for numbers, attention in zip(rounded, (found for _, found in layers if found is not None), strict=True):
+        numbers[...] = np.rint(attention * MAX_UINT16) if form == "base64" else np.round(attention, 6)
+    return rounded

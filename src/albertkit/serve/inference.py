@@ -33,7 +33,7 @@ from albertkit.serve.request_texts import (
     normalized_characters,
     split_into_windows,
 )
-from albertkit.serve.response_size import PREDICTION_BYTES, text_bytes, vector_bytes
+from albertkit.serve.response_size import OBJECT_MEMORY, PREDICTION_BYTES, text_bytes, vector_bytes
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 from albertkit.serve.served_indexes import ServedIndexes
@@ -49,6 +49,7 @@ TOKENIZER_THREADS = 2
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+LARGE_MEMORY = 4 * 2**20  # bytes of a response in memory; larger ones are computed one after the other
 GROUP_CHARACTERS = 100_000  # tokenized at a time; takes up to 50 MB
 TOKEN_CHARACTERS = 6  # a high estimate: a request that is rejected for its size has no second chance
 
@@ -108,6 +109,8 @@ class Service:
     is_draining: bool = False
     pending_bytes: int = 0
     """Bytes of all open requests."""
+    large_response: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one request whose large response is computed and written."""
     tokenizer_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZER_THREADS, "tokens"))
 
 
@@ -121,6 +124,8 @@ class RequestContext:
         self.texts = self.tokens = 0
         self.bytes = 0  # of the request and its response, counted in the service's `pending_bytes`
         self.response_bytes = 0  # foreseen
+        self.response_memory = 0  # foreseen, until the response is written
+        self.has_turn = False  # of the large responses
         self.wait_seconds = self.compute_seconds = 0.0
         self.is_disconnected = False
         self.error_type: str | None = None
@@ -152,15 +157,32 @@ class RequestContext:
         self.bytes += count
         self.service.pending_bytes += count
 
-    def foresee_response(self, count: int, remedy: str) -> None:
-        """Count bytes of the response before it is computed, and reject it if it would be too large."""
+    def foresee_response(self, count: int, remedy: str, memory: int = OBJECT_MEMORY) -> None:
+        """Count bytes of the response before it is computed, and reject it if it would be too large.
+
+        memory: bytes in memory for each byte of the response, while it is computed and written.
+        """
         self.response_bytes += count
+        self.response_memory += memory * count
         most = self.settings.max_response_bytes
         if self.response_bytes > most:
             raise HttpError(
                 413, f"the response would have about {self.response_bytes:,} bytes; the limit is {most:,}. {remedy}"
             )
-        self.count_bytes(count, self.settings.max_pending_bytes)
+        self.count_bytes(memory * count, self.settings.max_pending_bytes)
+
+    async def wait_for_turn(self) -> None:
+        """Wait until no other large response is computed or written, so that one of them is in memory at a time."""
+        if not self.has_turn and self.response_memory > LARGE_MEMORY:
+            await self.service.large_response.acquire()
+            self.has_turn = True
+            self.check_deadline()
+
+    def end_turn(self) -> None:
+        """Let the next large response be computed."""
+        if self.has_turn:
+            self.has_turn = False
+            self.service.large_response.release()
 
     def check_deadline(self) -> None:
         if time.monotonic() > self.deadline:
@@ -168,6 +190,8 @@ class RequestContext:
 
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization. Its time, and that in the queue, count for the deadline."""
+
+        await self.wait_for_turn()
 
         def call() -> tuple[T, list[UnreadableTexts]]:
             self.check_deadline()
@@ -218,6 +242,7 @@ class RequestContext:
 
     async def _run(self, job: BatchJob) -> list[Any]:
         """A job's results; its tokens and times are added to the self."""
+        await self.wait_for_turn()
         tokens = job.tokens
         self.check_tokens(tokens)
         self.tokens += tokens
@@ -251,7 +276,7 @@ class RequestContext:
                 413, f"text {long} has more than the model's {most} tokens; split it, or set truncate", param="inputs"
             )
         size = vector_bytes(sum(windows.lengths), model.albert.dim)
-        self.foresee_response(size, "Send fewer or shorter texts.")
+        self.foresee_response(size, "Send fewer or shorter texts.", memory=1)
         ids = [np.array(window, np.int32) for window in windows.ids]
         rows = await self._run(BatchJob(ComputeRoute(model, options.depth, read_tokens), ids, self.deadline))
         check_finite("token vectors", rows)

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from albertkit.errors import AlbertkitError, NonFiniteError
 from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.process_memory import return_freed_memory
 from albertkit.serve.response_size import memory_of, write_json
 from albertkit.serve.schemas import WARNING_HEADER, HttpError, WarnedResponse, validation_error
 
@@ -33,6 +34,7 @@ Handler = Callable[..., Awaitable[Any]]
 JSON = "application/json"
 OVERHEAD = 4096  # bytes of a request beside its body
 LARGE_RESPONSE = 65536  # a larger response is counted until the client has received it, and written in parts
+TRIM_BYTES = 2**20  # of a request and its response: then freed memory is returned to the system
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _numbers = itertools.count(1)
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -95,6 +97,8 @@ class EndpointApp:
                 await send_response(send, response)
         finally:
             self.service.pending_bytes -= context.bytes
+            if context.bytes + context.response_memory > TRIM_BYTES:
+                asyncio.get_running_loop().call_soon(trim_memory, self.service)
             status = 499 if response is None else response.status_code
             self._record(status, context, request_id, time.perf_counter() - began)
 
@@ -116,6 +120,7 @@ class EndpointApp:
                     return await make_response(context, result, context.settings.max_response_bytes)
                 finally:
                     watch.cancel()
+                    context.end_turn()
         except ClientDisconnected:
             context.is_disconnected = True
             return None
@@ -123,17 +128,17 @@ class EndpointApp:
             if not context.is_disconnected:
                 raise
             return None
-        except HttpError as error:
-            problem = error
+        except (
+            HttpError
+        ) as error:  # no variable keeps it: its traceback refers to the request, which would stay in memory
+            return error_response(scope["path"], error, context)
         except NonFiniteError as error:
-            problem = HttpError(500, str(error))
+            return error_response(scope["path"], HttpError(500, str(error)), context)
         except AlbertkitError as error:
-            problem = HttpError(422, str(error))
+            return error_response(scope["path"], HttpError(422, str(error)), context)
         except Exception:
             log.exception("request failed", extra={"facts": {"endpoint": self.endpoint.path}})
-            problem = HttpError(500, "internal error; see the server's log")
-        context.error_type = problem.error_type
-        return error_response(scope["path"], problem)
+            return error_response(scope["path"], HttpError(500, "internal error; see the server's log"), context)
 
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
         endpoint, keys = self.endpoint, self.service.keys
@@ -236,13 +241,19 @@ async def make_response(context: RequestContext, result: Any, most: int | None =
         body = await context.run_tokenizer(write_json, result, foreseen)
     else:
         body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
-    context.count_bytes(len(body) - foreseen)
+    context.count_bytes(len(body) - context.response_memory)
     if most is not None and len(body) > most:
         raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {most:,}. Request less at a time.")
     response = Response(body, media_type=JSON)
     if context.unreadable.count:
         response.headers[WARNING_HEADER] = context.unreadable.describe(with_example=False)
     return response
+
+
+def trim_memory(service: Service) -> None:
+    """Return the memory of a finished request, on another thread."""
+    with contextlib.suppress(RuntimeError):  # the server is stopping
+        service.tokenizer_pool.submit(return_freed_memory)
 
 
 async def watch_disconnect(receive: Receive, context: RequestContext, task: asyncio.Task[Any] | None) -> None:
@@ -254,8 +265,10 @@ async def watch_disconnect(receive: Receive, context: RequestContext, task: asyn
         task.cancel()
 
 
-def error_response(path: str, error: HttpError) -> Response:
-    """An error in the endpoint's format: OpenAI's under /v1, else TEI's."""
+def error_response(path: str, error: HttpError, context: RequestContext | None = None) -> Response:
+    """An error in the endpoint's format: OpenAI's under /v1, else TEI's. Its type is noted in the context."""
+    if context is not None:
+        context.error_type = error.error_type
     status = error.status
     body: dict[str, Any] = {"error": error.message, "error_type": error.error_type}
     if path.startswith("/v1/"):

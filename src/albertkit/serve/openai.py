@@ -96,7 +96,7 @@ async def embeddings(context: RequestContext, body: EmbeddingsRequest) -> Embedd
     )
     texts = as_texts_or_tokens(body.input, "input")
     size = vector_bytes(len(texts), options.dim or model.albert.dim, body.encoding_format == "base64")
-    context.foresee_response(size, "Send fewer texts, or set encoding_format to base64.")
+    context.foresee_response(size, "Send fewer texts, or set encoding_format to base64.", memory=1)
     vectors = await context.embed(model, texts, options)
     rows: list[Any] = list(np.ascontiguousarray(vectors, np.float32))
     if body.encoding_format == "base64":

@@ -21,12 +21,16 @@ LONG_NUMBER_BYTES = 22  # of a 64-bit number
 PREDICTION_BYTES = 64  # of a word or a class with its probability
 TOKEN_BYTES = 80  # of a token with its place
 SPAN_BYTES = 90  # of an entity, without its text
+OBJECT_MEMORY = 3  # bytes in memory, for each byte of a response, while Python objects are computed and written
 PART_BYTES = 65536  # of JSON that is written at a time
 
 
-def write_json(value: Any, size: int) -> bytes:
+def write_json(value: Any, size: int) -> memoryview:
     """JSON of a response of about `size` bytes."""
-    return b"".join(json_parts(value, size))
+    written = bytearray()
+    for part in json_parts(value, size):
+        written += part
+    return memoryview(written)
 
 
 def json_parts(value: Any, size: int) -> Iterator[bytes]:

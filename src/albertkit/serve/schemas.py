@@ -61,7 +61,7 @@ class ModelRequest(StrictRequest, kw_only=True):
     depth: Depth = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenItem:
     """A token: its id, its text, and the characters [start, stop) it covers (null for special tokens)."""
 

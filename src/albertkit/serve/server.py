@@ -28,6 +28,7 @@ import orjson
 from albertkit.errors import AlbertkitError, need
 from albertkit.printable import escape_json
 from albertkit.runtime.engine import cores
+from albertkit.serve.process_memory import use_one_heap
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def serve(
     configure_logging()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the engine uses the processors; threads do not survive a fork
     raise_file_limit()
+    use_one_heap()
     if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
     if settings.workers == 1:

@@ -154,7 +154,7 @@ async def embed(context: RequestContext, body: EmbedRequest) -> list[Vector]:
         prompt=body.prompt_name,
     )
     texts = as_texts_or_tokens(body.inputs, "inputs")
-    context.foresee_response(vector_bytes(len(texts), options.dim or model.albert.dim), "Send fewer texts.")
+    context.foresee_response(vector_bytes(len(texts), options.dim or model.albert.dim), "Send fewer texts.", memory=1)
     vectors = await context.embed(model, texts, options)
     return list(np.ascontiguousarray(vectors, np.float32))
 
