@@ -155,7 +155,7 @@ async def attention_of(
     encoder = await asyncio.to_thread(open_encoder, model.albert)
     compute = partial(rounded_attention, encoder, trace, depth, form)
     attention = await context.run_engine(model.token_cost, compute, trace.tokens * depth * ATTENTION_COST)
-    return base64.b64encode(attention).decode("ascii") if form == "base64" else attention
+    return base64.b64encode(attention.data).decode("ascii") if form == "base64" else attention
 
 
 @lru_cache(maxsize=2)  # their float weights are large

@@ -237,6 +237,7 @@ async def make_response(context: RequestContext, result: Any, most: int | None =
     if context.unreadable.count and isinstance(result, WarnedResponse):
         result = replace(result, warnings=[context.unreadable.describe()])
     foreseen = context.response_bytes
+    body: bytes | memoryview
     if foreseen > LARGE_RESPONSE:
         body = await context.run_tokenizer(write_json, result, foreseen)
     else:
