@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from onnxruntime import InferenceSession
 
 from albertkit.albert import Albert
 from albertkit.artifact import write_artifact
@@ -74,6 +75,24 @@ def test_quantize_prints_one_verdict_on_real_sentences(source, tmp_path):
     (tmp_path / "texts.txt").write_text("".join(f"text number {i}\n" for i in range(40)))
     assert "on 4 texts: good" in run("quantize", source, tmp_path / "own", "-f", tmp_path / "texts.txt").stdout
     assert json.loads(run("quantize", source, tmp_path / "json", "--json").stdout)["verdict"] == "good"
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_export_prints_one_verdict_on_real_sentences(bits, tmp_path):
+    write_artifact(make(tiny(vocab_size=30000), ("mlm",)), tmp_path / "m", bits=bits)
+    done = run("export", tmp_path / "m", tmp_path / "m.onnx")
+    (line,) = [line for line in done.stdout.splitlines() if "agreement" in line]
+    assert line.endswith("on 64 built-in English sentences: good") and "random" not in done.output
+    (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
+    more = ("export", tmp_path / "m", tmp_path / "v.onnx", "--head", "vector", "-f", tmp_path / "texts.txt", "--json")
+    found = json.loads(run(*more).stdout)
+    assert (found["texts"], found["text_kind"], found["verdict"]) == (2, "texts", "good")
+    onnx, albert = InferenceSession(tmp_path / "v.onnx"), Albert(tmp_path / "m")
+    encoding = albert.tokenizer.encode("one")
+    inputs = {"input_ids": encoding.ids, "attention_mask": [1] * len(encoding.ids), "token_type_ids": encoding.segments}
+    (vector,) = onnx.run(["sentence_embedding"], {name: np.array([row]) for name, row in inputs.items()})[0]
+    cosine = vector @ albert.embed("one", normalize=True) / np.linalg.norm(vector)
+    assert found["agreement_least"] - 0.01 < cosine
 
 
 def test_a_poor_result_is_a_warning_with_a_remedy(tmp_path):

@@ -18,7 +18,7 @@ from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.static_model import make_static_model
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.interop import onnx_export
+from albertkit.interop import onnx_check
 from albertkit.interop import onnx_export as onnx_file
 from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.quantized import QuantizedMatrix
@@ -172,8 +172,8 @@ def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
     artifact = dataclasses.replace(artifact, metadata=ArtifactMetadata(task="choose"))
     write_artifact(artifact, tmp_path / "m", bits=bits)
     albert = Albert(tmp_path / "m", threads=1)
-    batch = onnx_export.random_batch(albert.config)
-    found = onnx_export.runtime_outputs(albert, albert.engine.run(batch, 1), batch, ("choose",))["logits"]
+    batch = onnx_check.random_batch(albert.config)
+    found = onnx_check.runtime_outputs(albert, albert.engine.run(batch, 1), batch, ("choose",))["logits"]
     bias = artifact.weights["heads.choose.linear.bias"] - np.float32(
         found[0][0]
     )  # the first text's is 0 after one layer

@@ -150,7 +150,7 @@ def quantize(
         as_json,
         report,
         f"{output}: {format_megabytes(report.bytes)} (before {format_megabytes(report.bytes_before)})",
-        f"agreement of {bits}-bit vectors with those of the float model: {agreement}",
+        f"agreement of {bits}-bit vectors with those of the float model: cosine {agreement}",
         *([] if report.check is None else [str(report.check)]),
     )
     if report.verdict != "good":

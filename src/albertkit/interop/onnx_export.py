@@ -12,13 +12,15 @@ pooling and the task's head; and an `ExportResult`. Before this file: `onnx_oper
 The softmax of the logits (for several labels, the sigmoid) is the probability that `classify` returns, and the logit of
 a regression is its value: temperature, mean and standard deviation are in the weights.
 
-Before the file is written, its outputs are compared with the runtime's, on texts of several lengths in one batch.
+Before the file is written, its outputs are compared with the runtime's: on random tokens, whose difference must be
+small, and on real sentences, for the verdict (`runtime/agreement.py`).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,15 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from albertkit.artifact import StoredModel
-from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import check_absent, write_file
 from albertkit.interop.convert import open_stored
+from albertkit.interop.onnx_check import compared_batches, output_differences, random_batch
 from albertkit.interop.onnx_operators import PortableBuilder
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import TokenBatch
-from albertkit.runtime.embed import pool
-from albertkit.runtime.engine import Engine
+from albertkit.runtime.agreement import Agreement
 from albertkit.runtime.graph_builder import HIDDEN, as_float
-from albertkit.runtime.predict import head_scores
-from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.runtime.runtime_model import check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tokenizer.tokenizer_files import to_json
 from albertkit.transformers_folder import fold_scores, max_tokens
@@ -85,12 +84,27 @@ class ExportResult:
     depth: int
     error: float
     """Largest relative difference to the artifact's own outputs, by text and output."""
+    agreement_mean: float
+    """Of the first output with the artifact's own: 1 less half the squared difference; for vectors, the cosine."""
+    agreement_least: float
+    texts: int
+    """The number of compared texts."""
+    text_kind: str
+    """The kind of these texts: the `texts` argument, built-in sentences, or random tokens."""
+    verdict: str
+    """`good`, `fair` or `poor`."""
 
 
 def export(
-    source: Path | str | None, target: Path | str, settings: ExportSettings | None = None, overwrite: bool = False
+    source: Path | str | None,
+    target: Path | str,
+    settings: ExportSettings | None = None,
+    overwrite: bool = False,
+    texts: Sequence[str] | None = None,
 ) -> ExportResult:
     """Write a model as one ONNX file, after comparing it with the model.
+
+    texts: typical texts to compare on; without them, built-in English or Chinese sentences.
 
     >>> from albertkit import export
     >>> export("small", "model.onnx").bytes  # doctest: +SKIP
@@ -113,14 +127,20 @@ def export(
         raise AlbertkitError(
             f"the file would have {len(data):,} bytes; ONNX allows {MAX_FILE_BYTES:,}, so quantize the model first"
         )
-    error = check_difference(data, stored, heads, depth, max_level)
+    check_difference(data, stored, heads, depth, max_level)
+    batches, text_kind = compared_batches(stored, texts)
+    errors = output_differences(data, stored, heads, depth, max_level, batches)
+    agreement = Agreement.of(1 - errors[:, 0] ** 2 / 2, text_kind)  # for vectors of length 1, the cosine
     write_file(target, data, overwrite)
     if settings.tokenizer and stored.tokenizer is not None:
         write_file(tokenizer_file, to_json(stored.tokenizer.vocabulary).encode(), overwrite)
     weights = sum(len(t.raw_data) for t in model.graph.initializer)
     outputs = [output.name for output in model.graph.output]
     bits, applied = 8 if stored.metadata.quantization else 32, 0 if stored.config.options.static else depth
-    return ExportResult(str(target), len(data), weights, outputs, bits, applied, error)
+    return ExportResult(
+        str(target), len(data), weights, outputs, bits, applied, float(errors.max()),
+        agreement.mean, agreement.least, agreement.texts, agreement.kind, agreement.verdict,
+    )  # fmt: skip
 
 
 def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...]:
@@ -248,89 +268,17 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 # Checking and writing --------------------------------------------------------------------------------------------
 
 
-def check_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> float:
-    """The difference of the file to the model; an error if it is too large."""
+def check_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> None:
+    """Raise if the outputs of the file and of the model differ on random tokens."""
     checks = [(data, depth, FLOAT_ERROR)]
     if stored.metadata.quantization:
         one_layer = build(stored, heads, 1, max_level).SerializeToString()
         checks = [(one_layer, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
     for file, layers_applied, allowed in checks:
-        error = largest_difference(file, stored, heads, layers_applied, max_level)
+        batch = random_batch(stored.config)
+        error = output_differences(file, stored, heads, layers_applied, max_level, [batch]).max()
         if not error <= allowed:
             raise AlbertkitError(
                 f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and "
                 f"{allowed} is allowed; the file was not written"
             )
-    return error
-
-
-def random_batch(config: AlbertConfig, texts: int = 4) -> TokenBatch:
-    """A batch of random token ids of different lengths, the longest first."""
-    rng = np.random.default_rng(0)
-    longest = min(48, config.max_position_embeddings)
-    lengths = np.array([max(1, longest * (texts - i) // texts) for i in range(texts)], np.int32)
-    ids = rng.integers(min(5, config.vocab_size - 1), config.vocab_size, (texts, longest))
-    segments = rng.integers(0, config.type_vocab_size, (texts, longest))
-    inside = np.arange(longest)[None] < lengths[:, None]
-    return TokenBatch(np.where(inside, ids, 0), np.where(inside, segments, 0), lengths, np.arange(texts))
-
-
-def largest_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> float:
-    """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
-    import onnxruntime as ort
-
-    albert = RuntimeModel(replace(stored, weights=dict(stored.weights)), source="the model", threads=1)
-    rows = random_batch(albert.config)
-    if not albert.config.options.static:
-        albert.engine = Engine(albert.config, dict(stored.weights), 1, max_level)
-    hidden = albert.engine.run(rows, depth)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    inside = (np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]).astype(np.int64)
-    inputs = {"input_ids": rows.ids, "attention_mask": inside, "token_type_ids": rows.segments}
-    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
-    worst = 0.0
-    for name, outputs in runtime_outputs(albert, hidden, rows, heads).items():
-        least = max(1e-6, typical_norm(stored, name, heads))
-        for text, length in enumerate(rows.lengths):
-            expected, actual = outputs[text], found[name][text]
-            if expected.ndim and len(expected) == length:
-                actual = actual[:length]
-            error = float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), least)
-            worst = max(worst, error if np.isfinite(error) else np.inf)
-    return worst
-
-
-def typical_norm(stored: StoredModel, output: str, heads: tuple[str, ...]) -> float:
-    """The typical norm of the scores of one text; one score may be near 0, where any rounding looks large."""
-    head = next((name for name in heads if name in ("classify", "choose")), None)
-    if output != "logits" or head is None:
-        return 0.0
-    read = stored.metadata.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
-    weight = as_float(stored.weights[f"heads.{head}.linear.weight"])
-    return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
-
-
-def runtime_outputs(
-    albert: RuntimeModel, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
-) -> dict[str, list[np.ndarray]]:
-    """The outputs of the runtime for each text; token outputs without padding."""
-    found: dict[str, list[np.ndarray]] = {}
-    for head in heads:
-        if head == "vector":
-            vectors = pool(albert, hidden, rows.lengths, albert.metadata.pooling)
-            lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            found["sentence_embedding"] = list(vectors / lengths if albert.metadata.normalize else vectors)
-            if not albert.config.options.static:
-                found["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
-        elif head == "mlm":
-            found["logits"] = [albert.engine.mlm_logits(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
-        else:
-            scores = head_scores(albert, head, hidden, rows.lengths)
-            if head == "answer":
-                found["start_logits"] = [s[:, 0] for s in scores]
-                found["end_logits"] = [s[:, 1] for s in scores]
-            else:
-                found["tag_logits" if head == "tag" and heads != ("tag",) else "logits"] = scores
-    return found

@@ -35,7 +35,7 @@ class ComparedTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """The cosines of two models' outputs, one per text."""
+    """How well the outputs of two models agree, over some texts: cosines, or 1 less half the squared difference."""
 
     mean: float
     least: float
@@ -56,7 +56,7 @@ class Agreement:
         return "poor"
 
     def __str__(self) -> str:
-        return f"cosine {self.mean:.4f} (lowest {self.least:.4f}) on {self.texts} {self.kind}: {self.verdict}"
+        return f"{self.mean:.4f} (lowest {self.least:.4f}) on {self.texts} {self.kind}: {self.verdict}"
 
 
 def compared_texts(tokenizer: Tokenizer | None, texts: Sequence[str] | None = None) -> ComparedTexts | None:
