@@ -17,6 +17,7 @@ import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.compress.cost import Amount, operations, pruned_config
+from albertkit.compress.metric_loss import MetricLoss, metric_loss, open_in_memory
 from albertkit.compress.prune_vocabulary import prune_vocabulary
 from albertkit.compress.quantize import split_texts, vector_cosines
 from albertkit.config import AlbertConfig
@@ -80,6 +81,8 @@ class PruneResult:
     """The number of compared texts."""
     text_kind: str = "texts"
     """The kind of these texts: the `texts` argument, or synthetic ones (`activation_moments.synthetic_kind`)."""
+    metric_loss: MetricLoss | None = None
+    """What is lost in the model's own metric; None if the model has no tokenizer, or reads no built-in sentences."""
 
 
 def prune(
@@ -124,6 +127,11 @@ def prune(
         after = _with_history(after, prune_vocabulary(after, settings.vocabulary))
     progress("comparing")
     cosines = vector_cosines(before, after, held, None if sample is None else calibration_tokens(after, sample))
+    loss = None
+    if before.tokenizer is not None:
+        loss = metric_loss(
+            open_in_memory(before, "the full model"), open_in_memory(after, "the result"), sample, text_kind
+        )
     write_artifact(after, target, overwrite)
     progress("")
     old, new = before.config, after.config
@@ -140,6 +148,7 @@ def prune(
         cosine_least=float(cosines.min()),
         texts=len(cosines),
         text_kind=text_kind,
+        metric_loss=loss,
     )
 
 
@@ -213,7 +222,7 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
     if meta.depth is not None and meta.depth >= layers:
         meta = dataclasses.replace(meta, depth=None)
     smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
-    return Artifact(smaller, weights, artifact.tokenizer, meta)
+    return dataclasses.replace(artifact, config=smaller, weights=weights, metadata=meta)
 
 
 def _groups_needed(config: AlbertConfig, layers: int) -> int:
@@ -241,7 +250,7 @@ def prune_heads_and_ffn(
         output = [f"{prefix}.attention.{part}" for part in ("output_down", "output")][not config.options.output_rank :]
         _keep_blocks(weights, names, output, attention, config.value_size, heads, settings.fit)
         _keep_blocks(weights, [f"{prefix}.ffn.up"], [f"{prefix}.ffn.down"], ffn, 1, columns, settings.fit)
-    return Artifact(smaller, weights, artifact.tokenizer, artifact.metadata)
+    return dataclasses.replace(artifact, config=smaller, weights=weights)
 
 
 def input_moments(

@@ -18,8 +18,10 @@ import numpy as np
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.compress.cost import STATIC_DIM, static_config
+from albertkit.compress.metric_loss import MetricLoss, metric_loss
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.activation_moments import Progress
+from albertkit.runtime.agreement import COMPARED
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import pool, split_tokens
 from albertkit.tokenizer import Tokenizer
@@ -47,6 +49,8 @@ class StaticModelResult:
     """Texts in which frequencies were counted."""
     has_frequencies: bool
     """Whether tokens are weighted by frequency."""
+    metric_loss: MetricLoss | None = None
+    """How similar the ranking of similarities is to that of the source model."""
 
 
 def make_static_model(
@@ -93,9 +97,12 @@ def make_static_model(
     weights = {"encoder.embeddings.word.weight": np.ascontiguousarray(table, np.float32)}
     config = static_config(albert.config, albert.tokenizer.vocab_size, size)
     write_artifact(Artifact(config, weights, albert.tokenizer, meta), target, overwrite)
+    progress("comparing")
+    sample = None if texts is None else [text for text in texts if text.strip()][:COMPARED]
+    loss = metric_loss(albert, Albert(target), sample)
     progress("")
     nbytes = weights["encoder.embeddings.word.weight"].nbytes
-    return StaticModelResult(len(table), size, nbytes, explained, len(texts or ()), frequency is not None)
+    return StaticModelResult(len(table), size, nbytes, explained, len(texts or ()), frequency is not None, loss)
 
 
 def _special_ids(tokenizer: Tokenizer) -> set[int]:
