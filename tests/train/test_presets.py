@@ -52,7 +52,7 @@ def test_every_preset_has_enough_steps_and_the_old_epochs(task, examples):
 def test_few_epochs_make_the_batch_smaller_unless_it_was_passed():
     small = preset("small")
     few = preset_schedule("tag", 900, small, epochs=3)
-    assert (few.batch_size, few.epochs, few.steps(900)) == (2, 3, 1350)
+    assert (few.batch_size, few.epochs, few.steps(900)) == (4, 3, 675)
     assert preset_schedule("tag", 900, small).steps(900) == 1600
     assert preset_schedule("tag", 900, small, epochs=3, batch_size=32).batch_size == 32
     assert preset_schedule("classify", 100_000, small, epochs=1).batch_size == 32

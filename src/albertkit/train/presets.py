@@ -15,7 +15,7 @@ from albertkit.config import AlbertConfig
 FEW_EXAMPLES = 500
 FEW_SENTENCES = 2_000  # entities, and intents with slots: every word is an example
 FEW_PER_CLASS = 5
-MIN_BATCH = 2
+MIN_BATCH = 4
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class FinetuneSettings:
 
     epochs: float | None = setting(None, "Passes over the examples [default: by the task and the number of examples].")
     batch_size: int | None = setting(
-        None, "Examples per training step [default: 2 to 32, by the task, the number of examples and --epochs]."
+        None, "Examples per training step [default: 4 to 32, by the task, the number of examples and --epochs]."
     )
     micro_batch_size: int | None = setting(None, "Examples per forward pass, if a batch does not fit into memory.")
     learning_rate: float | None = setting(None, "Peak learning rate [default: by the size of the model].")
