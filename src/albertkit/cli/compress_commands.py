@@ -22,6 +22,7 @@ from albertkit.train.distill_data import RecoverySettings
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
     from albertkit.compress.prune import PruneResult
+    from albertkit.compress.quantize import QualityCheck
     from albertkit.train.distill_data import DistillData
 
 file_option = cli.path_option("-f", "--file", help="A file with a few hundred typical texts.")
@@ -103,7 +104,8 @@ def quantize(
     Rounding is calibrated on the texts of --file. Without --file, an MLM generates texts, and other models use
     built-in English sentences. Texts from your domain give better results.
 
-    The last line is the verdict: the cosine of the vectors of both models, on held-out texts of --file or on built-in
+    The loss is measured in the model's own metric: the accuracy of MLM predictions, or the ranking of similarities. The
+    last line is the verdict: the cosine of the vectors of both models, on held-out texts of --file or on built-in
     English or Chinese sentences. It is good from 0.98 on average and 0.9 at least, and poor below 0.9 and 0.7.
 
     With --check, both models are evaluated before OUTPUT is written. A task model is scored on labelled examples.
@@ -150,6 +152,7 @@ def quantize(
         as_json,
         report,
         f"{output}: {format_megabytes(report.bytes)} (before {format_megabytes(report.bytes_before)})",
+        *([] if report.metric_loss is None else [str(report.metric_loss)]),
         f"agreement of {bits}-bit vectors with those of the float model: cosine {agreement}",
         *([] if report.check is None else [str(report.check)]),
     )
@@ -177,6 +180,7 @@ def format_agreement(report: PruneResult) -> str:
 @cli.path_option("--vocabulary", help="Keep only the tokens that occur in this file.")
 @file_option
 @cli.option("--fit/--no-fit", default=True, help="Fit the remaining weights to the full layer's output  [default: fit]")
+@cli.path_option("--check", help="Measure the loss on these labelled examples (or texts).")
 @training_options
 @cli.force_option
 @cli.json_option
@@ -195,12 +199,16 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
     With --train, a task model is trained on the labels and on SOURCE's logits and hidden states. Other models are
     trained on vectors and hidden states, from a file with texts. Training needs torch. Checkpoints are in
     OUTPUT.run; rerun the command to resume. Quantize after pruning.
+
+    The loss is measured in the model's own metric: the accuracy of MLM predictions, or the ranking of similarities, on
+    held-out texts of --file or on built-in sentences. With --check, a task model is also scored on labelled examples.
     """
     from albertkit.compress.prune import PruneSettings
     from albertkit.compress.prune import prune as run
 
-    force, vocabulary = values.pop("force"), values.pop("vocabulary")
+    force, vocabulary, check = (values.pop(name) for name in ("force", "vocabulary", "check"))
     check_new_folder(output, force)  # before an hour is spent on it
+    quality = None if check is None else open_quality_check(source, check, training.reading, vocabulary is not None)
     texts = cli.read_file(values.pop("file"), training.reading.text_column)
     settings = PruneSettings(vocabulary=cli.read_file(vocabulary, training.reading.text_column), **values)
     recovery = None
@@ -219,7 +227,24 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
         when = ", before the vocabulary was cut" if vocabulary else ""
         shown = ", ".join(f"{name} {score['value']:.4f}" for name, score in scores.items())
         lines.append(f"  {next(iter(scores.values()))['metric']} on held-out examples{when}: {shown}")
-    print_result(as_json, {**to_json(report), "scores": scores}, *lines)
+    found = None if quality is None else quality.loss(output)
+    lines += [] if found is None else [f"  {found}"]
+    print_result(as_json, {**to_json(report), "scores": scores, "check": to_json(found)}, *lines)
+
+
+def open_quality_check(source: Path, path: Path, reading: ReadOptions, has_other_vocabulary: bool) -> QualityCheck:
+    """The examples of --check, and the full model to compare with."""
+    from albertkit.compress.quantize import QualityCheck
+    from albertkit.interop.convert import open_stored
+    from albertkit.train.distill_data import read_check_examples
+
+    quality = QualityCheck(source, read_check_examples(open_stored(source).metadata, path, reading, log))
+    if quality.task is None and quality.metric == "masks" and has_other_vocabulary:
+        raise AlbertkitError(
+            "--check compares MLM predictions, which models with different vocabularies do not share. "
+            "Omit --check or --vocabulary."
+        )
+    return quality
 
 
 def describe_pruned(output: Path, report: PruneResult) -> list[str]:
@@ -231,7 +256,7 @@ def describe_pruned(output: Path, report: PruneResult) -> list[str]:
         f"  parameters  {report.parameters:,} (before {report.parameters_before:,})",
         f"  as float32  {sizes[0]} (before {sizes[1]})",
         f"  operations  {report.operations / report.operations_before:.0%} of before, per token",
-        f"  vectors agree with the full model's{format_agreement(report)}",
+        f"  {report.metric_loss or f'vectors agree with those of the full model{format_agreement(report)}'}",
     ]
 
 
@@ -262,6 +287,7 @@ def static(
         report,
         f"{output}: {report.tokens:,} tokens, {report.dim} dimensions, {format_megabytes(report.bytes)}",
         f"  explained variance {report.explained_variance:.1%}",
+        *([] if report.metric_loss is None else [f"  {report.metric_loss}"]),
     )
     if not as_json and not report.has_frequencies:
         note("token frequencies are unknown, so all tokens have the same weight. Pass --file for better vectors.")

@@ -19,6 +19,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.artifact import QUANTIZED_FILE, Artifact, StoredModel, read_stored, write_artifact
+from albertkit.compress.metric_loss import MetricLoss, metric_loss, open_in_memory
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
@@ -99,6 +100,8 @@ class QuantizeResult:
     """The kind of these texts: the `texts` argument, built-in sentences, or random tokens."""
     verdict: str = ""
     """`good`, `fair` or `poor`, by the cosines (`runtime/agreement.py`)."""
+    metric_loss: MetricLoss | None = None
+    """What is lost in the model's own metric; None if the model has no tokenizer, or reads no built-in sentences."""
     check: QualityLoss | None = None
     """The loss on the examples of a `QualityLimit`."""
 
@@ -173,6 +176,10 @@ def quantize(
         write_artifact(stored, scratch, bits=bits, moments=moments, smooths=None if trained is None else trained.smooth)
         progress("comparing")
         agreement = Agreement.of(vector_cosines(artifact, read_stored(scratch), held), text_kind)
+        lost = None
+        if artifact.tokenizer is not None:
+            models = open_in_memory(artifact, "the full model"), open_in_memory(read_stored(scratch), "the result")
+            lost = metric_loss(*models, held_out)
         loss = None
         if check is not None:
             loss = require_quality(folder, scratch, check, loss_remedy(bits, texts is not None, trained is not None))
@@ -187,6 +194,7 @@ def quantize(
         texts=agreement.texts,
         text_kind=text_kind,
         verdict=agreement.verdict,
+        metric_loss=lost,
         check=loss,
     )
 
