@@ -17,6 +17,7 @@ METRICS = {
     "accuracy": "accuracy", "mcc": "Matthews", "f1": "F1", "exact": "exact", "spearman": "Spearman", "pearson": "Pearson", "joint_goal": "joint goal",
     "requests": "requests", "in_scope_accuracy": "in-scope accuracy", "out_of_scope_recall": "out-of-scope recall", "out_of_scope_f1": "out-of-scope F1",
 }  # fmt: skip
+NEAREST = {"nearest": "`--nearest`", "freeze": "`--freeze`", "freeze, class weights": "`--freeze --class-weights`"}
 CLEARER = {("intent", "accuracy"): "intent accuracy", ("intent", "f1"): "slot F1", ("intent", "exact"): "whole frame", ("tag", "f1"): "entity F1", ("answer", "exact"): "exact match"}  # fmt: skip
 
 
@@ -76,6 +77,17 @@ def fewshot() -> str:
     return table(("program", "seconds", "accuracy without out-of-scope", "in-scope accuracy", "out-of-scope F1"), rows)
 
 
+def nearest() -> str:
+    rows = []
+    for name, one in read("nearest.json")["sets"].items():
+        for place, head in enumerate(one["results"]["unbalanced"]):
+            cells = (result.get(head) for result in one["results"].values())
+            shown = (f"{percent(c['accuracy'])} ± {percent(c['deviation'])}" if c else "" for c in cells)
+            rows.append((f"{name} ({one['classes']} classes)" if place == 0 else "", NEAREST[head], *shown))
+    shots = [f"{number} per class" if number.isdecimal() else "2 or 16" for number in one["results"]]
+    return table(("data", "head", *shots), rows)
+
+
 def runtime() -> str:
     rows = []
     for name, one in in_order(read("precision.json")["sets"]):
@@ -96,5 +108,5 @@ def sources() -> str:
 
 TABLES = {
     "tasks-sentences": lambda: scores(SENTENCES), "tasks-words": lambda: scores(WORDS), "tasks-chinese": lambda: scores(CHINESE),
-    "tasks-data": data_sets, "fewshot": fewshot, "runtime": runtime, "published": sources,
+    "tasks-data": data_sets, "fewshot": fewshot, "nearest": nearest, "runtime": runtime, "published": sources,
 }  # fmt: skip
