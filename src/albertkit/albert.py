@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from albertkit.tasks.generation import GeneratedText
     from albertkit.tasks.tag import IntentResult, TagResult
 
-TOKEN_VECTOR_TEXTS = 64  # texts whose token vectors are computed together; bounds memory
 T = TypeVar("T")
 Texts = str | Iterable[str]
 
@@ -203,9 +201,7 @@ class Albert(RuntimeModel):
         >>> next(Albert().token_vectors_iter(open("texts.txt"))).vectors.shape  # doctest: +SKIP
         (12, 384)
         """
-        rest = iter([texts] if isinstance(texts, str) else texts)
-        while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
-            yield from embedding.token_vectors(self, group, depth, layer)
+        yield from embedding.token_vectors_iter(self, texts, depth, layer)
 
     @overload
     def similarity(self, first: str, second: str, **keywords: Unpack[EmbedKeywords]) -> float: ...

@@ -16,6 +16,7 @@ from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.serve.serve_settings import ServeSettings
+from albertkit.unreadable_text import UnreadableTextWarning
 from tests.conftest import tiny
 from tests.test_albert import make
 
@@ -170,3 +171,9 @@ def test_several_workers_need_the_cpu():
     with pytest.raises(AlbertkitError, match=r"workers=2 .*device='cuda'.* Omit"):
         ServeSettings(workers=2, device="cuda")
     assert ServeSettings(workers=2, device="cpu").device == "cpu"
+
+
+def test_unreadable_texts_of_a_stream_are_reported_once(models):
+    with pytest.warns(UnreadableTextWarning) as found:
+        list(Albert(models / "embed").token_vectors_iter(["我在北京", "a cat"] * 100))
+    assert len(found) == 1 and "100 of 200 texts" in str(found[0].message)

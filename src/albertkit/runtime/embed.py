@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -31,6 +31,7 @@ LONG_TEXTS = ("split", "truncate", "error")
 MAX_CHUNK_TEXTS = 4096  # most texts sorted by length together; bounds memory
 FIRST_CHUNK_TEXTS = 64  # the first chunks are small, so that first results appear early
 CHUNK_CHARACTERS = 4_000_000
+TOKEN_VECTOR_TEXTS = 64  # texts whose token vectors are computed together; bounds memory
 MAX_CHARACTERS = 1_000_000  # of one text, unless it is truncated
 OVERLAP = 64  # tokens shared by neighbouring windows of a long text
 
@@ -245,6 +246,19 @@ def token_vectors(
         TokenVectors(vectors[place], model.tokenizer.tokens(e.ids), e.offsets, e.ids)
         for place, e in enumerate(encodings)
     ]
+
+
+def token_vectors_iter(
+    model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, layer: int | None = None
+) -> Iterator[TokenVectors]:
+    """`token_vectors` in bounded memory for any number of texts."""
+    unreadable, rest = UnreadableTexts(0, 0), iter([texts] if isinstance(texts, str) else texts)
+    while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
+        with collect_unreadable() as found:
+            results = token_vectors(model, group, depth, layer)
+        unreadable = sum(found, unreadable)
+        yield from results
+    report_unreadable(unreadable)
 
 
 # Texts to tokens -------------------------------------------------------------------------------------------------
