@@ -252,13 +252,13 @@ def token_vectors_iter(
     model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, layer: int | None = None
 ) -> Iterator[TokenVectors]:
     """`token_vectors` in bounded memory for any number of texts."""
-    unreadable, rest = UnreadableTexts(0, 0), iter([texts] if isinstance(texts, str) else texts)
+    has_warned, rest = False, iter([texts] if isinstance(texts, str) else texts)
     while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
         with collect_unreadable() as found:
             results = token_vectors(model, group, depth, layer)
-        unreadable = sum(found, unreadable)
+        report_unreadable(found[0], is_repeated=has_warned)
+        has_warned |= found[0].count > 0
         yield from results
-    report_unreadable(unreadable)
 
 
 # Texts to tokens -------------------------------------------------------------------------------------------------
