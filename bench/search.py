@@ -305,7 +305,9 @@ class Own:
         from albertkit.search.index import Index
 
         index = Index.open(path, Rows(np.zeros((0, DIM), np.float32)))
-        return lambda q: np.array([int(hit.id) for hit in index.search_many([""], K, "vector", q[None])[0]])
+        return lambda q: np.array(
+            [int(hit.id) for hit in index.search_many([""], K, "vector", q[None], min_score=-1)[0]]
+        )
 
 
 class Rows:
@@ -317,7 +319,10 @@ class Rows:
         self.base, self.first = base, first
 
     def embed(self, texts: Iterable[str]) -> np.ndarray:
-        found = np.stack([self.base[int(t.rsplit(" ", 1)[1]) - self.first] for t in texts])
+        from albertkit.search.relevance import NONSENSE  # has no vectors here; searches use no limit
+
+        known = (self.base[0] if t in NONSENSE else self.base[int(t.rsplit(" ", 1)[1]) - self.first] for t in texts)
+        found = np.stack(list(known))
         forget(self.base)
         return found
 

@@ -113,11 +113,9 @@ def test_help_shows_every_command_in_one_untruncated_line():
 
 
 def test_tables_align_wide_characters(capsys):
-    import click
+    from albertkit.cli.console import display_width, echo, format_table, shorten
 
-    from albertkit.cli.console import display_width, format_table, shorten
-
-    click.echo(format_table([("猫", "1"), ("cat", "12")], header=("word", "n")))
+    echo(format_table([("猫", "1"), ("cat", "12")], header=("word", "n")))
     assert capsys.readouterr().out.splitlines() == ["word   n", "猫     1", "cat   12"]
     assert shorten("我想退货 " * 10, 12) == "我想退货 我…" and display_width("我…") == 3
 
