@@ -24,3 +24,8 @@ async def wait_until_async(condition: Callable[[], object], what: str = "", limi
     while not condition():
         assert time.monotonic() < end, what or "the condition did not become true"
         await asyncio.sleep(PAUSE)
+
+
+async def pause(seconds: float = PAUSE) -> None:
+    """What a client does after a refusal. Nothing may depend on how long it takes."""
+    await asyncio.sleep(seconds)
