@@ -5,6 +5,7 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
     config.json         public ALBERT names; our options under the key `albertkit`
     model.safetensors   each weight once, under the public names (float), or
     quantized.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
+    head-NAME.onnx      the graph of each custom head (`head_graph.py`); its weights are in the files above
     tokenizer.json      (+ spiece.model or vocab.txt if the original has one; or spiece.model alone, if quantised)
     albertkit.json      task, labels, pooling, depth, metrics, history, and the hash of each file
     README.md           a model card
@@ -26,31 +27,42 @@ from typing import Any
 import numpy as np
 
 from albertkit import __version__, builtin
-from albertkit.config import AlbertConfig
+from albertkit.config import MAX_PARAMETERS, AlbertConfig
 from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest
 from albertkit.file_io import (
     add_checksum,
+    check_model_files,
     digest,
     json_bytes,
     new_folder,
     read_json,
-    read_tensors,
     take_checksum,
     write_file,
     write_json,
     write_tensors,
 )
 from albertkit.folder_replace import recover_folder
-from albertkit.quantized import QuantizedMatrix, pack_kept, quantize_weights, unpack_weights
+from albertkit.head_graph import check_has_graphs, head_file, read_head_graphs
+from albertkit.model_card import model_card
+from albertkit.quantized import QuantizedMatrix, float_shapes, pack_kept, quantize_weights, unpack_weights
+from albertkit.tensor_file import StoredTensor, check_separate, open_tensors
 from albertkit.tokenizer import Tokenizer
 from albertkit.transformers_folder import (
     ARCHITECTURES,
-    describe_transformers,
     max_tokens,
     public_config,
     public_tensors,
 )
-from albertkit.weights import CLASSIFIERS, HEADS, expected_shapes, heads_in, size, tensor_names
+from albertkit.weights import (
+    CLASSIFIERS,
+    HEADS,
+    Shapes,
+    expected_shapes,
+    heads_in,
+    is_custom_tensor,
+    size,
+    tensor_names,
+)
 
 FORMAT = 2
 WEIGHTS_FILE = "model.safetensors"
@@ -136,9 +148,12 @@ class Artifact:
     weights: dict[str, np.ndarray]
     tokenizer: Tokenizer | None = None
     metadata: ArtifactMetadata = field(default_factory=ArtifactMetadata)
+    head_graphs: dict[str, bytes] = field(default_factory=dict)
+    """The ONNX graph of each custom head, by name."""
 
     def __post_init__(self) -> None:
         check_weights(self.config, self.weights)
+        check_has_graphs(self.weights, self.head_graphs)
 
     @property
     def heads(self) -> list[str]:
@@ -146,19 +161,35 @@ class Artifact:
         return heads_in(self.weights)
 
 
-def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | QuantizedMatrix]) -> None:
-    """Raise an error that names a tensor if it is missing, unknown, non-finite, too large or of the wrong shape."""
-    shapes = {name: w.values.shape if isinstance(w, QuantizedMatrix) else w.shape for name, w in weights.items()}
+def check_shapes(config: AlbertConfig, shapes: Shapes) -> None:
+    """Raise an error that names a tensor if it is missing, unknown or of the wrong shape."""
     expected = expected_shapes(config, shapes)
     for name, shape in expected.items():
         if name not in shapes:
             raise AlbertkitError(f"tensor {name!r} is missing; a model of this config needs it with shape {shape}")
         if shapes[name] != shape:
             raise AlbertkitError(f"tensor {name!r} has shape {shapes[name]}; config.json requires {shape}")
-    for name, weight in weights.items():
-        is_custom_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
-        if name not in expected and not is_custom_head:
+    for name in shapes:
+        has_free_shape = name.startswith("heads.") and (name.split(".")[1] not in HEADS or is_custom_tensor(name))
+        if name not in expected and not has_free_shape:
             raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
+    if size(shapes) > MAX_PARAMETERS:
+        raise AlbertkitError(f"the model has {size(shapes):,} parameters; at most {MAX_PARAMETERS:,} are read")
+
+
+def load_weights(config: AlbertConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
+    """Read tensors under our names, after a check that they are those of the config and share no bytes."""
+    check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
+    check_separate(tensors)
+    return {name: tensor.read() for name, tensor in tensors.items()}
+
+
+def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | QuantizedMatrix]) -> None:
+    """Raise an error that names a tensor if it is missing, unknown, non-finite, too large or of the wrong shape."""
+    check_shapes(
+        config, {name: w.values.shape if isinstance(w, QuantizedMatrix) else w.shape for name, w in weights.items()}
+    )
+    for name, weight in weights.items():
         for numbers in weight.arrays()[1:] if isinstance(weight, QuantizedMatrix) else (weight,):
             if numbers.dtype.kind != "f":
                 raise AlbertkitError(f"tensor {name!r} has type {numbers.dtype}; weights must be floating point")
@@ -214,6 +245,7 @@ class StoredModel:
     weights: dict[str, np.ndarray | QuantizedMatrix]
     tokenizer: Tokenizer | None
     metadata: ArtifactMetadata
+    head_graphs: dict[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def identity(self) -> str:
@@ -226,7 +258,10 @@ def model_folder(folder: Path | str | None) -> Path:
     folder = builtin.resolve(folder)
     recover_folder(folder)
     inner = folder / "model"
-    return inner if (inner / METADATA_FILE).is_file() and not (folder / METADATA_FILE).is_file() else folder
+    if (inner / METADATA_FILE).is_file() and not (folder / METADATA_FILE).is_file():
+        folder = inner
+    check_model_files(folder)
+    return folder
 
 
 def model_identity(model: Artifact | StoredModel) -> str:
@@ -246,6 +281,8 @@ def model_identity(model: Artifact | StoredModel) -> str:
         for array in weight.arrays() if isinstance(weight, QuantizedMatrix) else (weight,):
             total.update(f"{name} {array.dtype} {array.shape}".encode())
             total.update(np.ascontiguousarray(array).data)
+    for name, graph in sorted(model.head_graphs.items()):
+        total.update(name.encode() + graph)
     return total.hexdigest()
 
 
@@ -263,21 +300,22 @@ def read_stored(folder: Path | str | None) -> StoredModel:
     check_files(folder, files)
     data = read_json(folder / "config.json")
     config = AlbertConfig.from_dict(data)
-    weights_file = QUANTIZED_FILE if meta.quantization else WEIGHTS_FILE
-    tensors = read_tensors(folder / weights_file)
     weights: dict[str, np.ndarray | QuantizedMatrix]
-    if meta.quantization:
-        weights = unpack_weights(tensors, expected_shapes(config, {name: a.shape for name, a in tensors.items()}))
-    else:
-        task = meta.task if meta.task in CLASSIFIERS else "classify"
-        classifier = next((h for h in CLASSIFIERS if [ARCHITECTURES[h]] == data.get("architectures")), task)
-        ours = {name.torch: name.ours for name in tensor_names(config, classifier=classifier)}
-        weights = {ours.get(name, name): array for name, array in tensors.items()}
+    with open_tensors(folder / (QUANTIZED_FILE if meta.quantization else WEIGHTS_FILE)) as tensors:
+        if meta.quantization:
+            shapes = expected_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
+            check_shapes(config, float_shapes(tensors, shapes))
+            weights = unpack_weights({name: tensor.read() for name, tensor in tensors.items()}, shapes)
+        else:
+            task = meta.task if meta.task in CLASSIFIERS else "classify"
+            classifier = next((h for h in CLASSIFIERS if [ARCHITECTURES[h]] == data.get("architectures")), task)
+            ours = {name.torch: name.ours for name in tensor_names(config, classifier=classifier)}
+            weights = {**load_weights(config, {ours.get(name, name): tensor for name, tensor in tensors.items()})}
     check_weights(config, weights)
     tokenizer = None
     if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
         tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
-    return StoredModel(config, weights, tokenizer, meta)
+    return StoredModel(config, weights, tokenizer, meta, read_head_graphs(folder, files, weights))
 
 
 def read_artifact(folder: Path | str | None) -> Artifact:
@@ -290,7 +328,7 @@ def read_artifact(folder: Path | str | None) -> Artifact:
     """
     stored = read_stored(folder)
     weights = {name: w.floats() if isinstance(w, QuantizedMatrix) else w for name, w in stored.weights.items()}
-    return Artifact(stored.config, weights, stored.tokenizer, stored.metadata)
+    return Artifact(stored.config, weights, stored.tokenizer, stored.metadata, stored.head_graphs)
 
 
 def write_artifact(
@@ -329,40 +367,11 @@ def write_artifact(
     with new_folder(folder, overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact, is_quantized))
         write_tensors(scratch / file, tensors)
+        for head, graph in artifact.head_graphs.items():
+            write_file(scratch / head_file(head), graph)
         if artifact.tokenizer is not None:  # other programs cannot read quantised files and need no tokenizer.json
             artifact.tokenizer.save(scratch, model_max_length=max_tokens(artifact), compact=is_quantized)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
         write_metadata(scratch, meta, files)
         (scratch / "README.md").write_text(model_card(dataclasses.replace(artifact, metadata=meta)), encoding="utf-8")
     return folder
-
-
-def model_card(artifact: Artifact) -> str:
-    """README.md of the folder, from the artifact's metadata."""
-    config, meta = artifact.config, artifact.metadata
-    encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
-    lines = [
-        "---",
-        "library_name: albertkit",
-        "tags: [albert]",
-        "---",
-        f"# ALBERT, {size(encoder):,} parameters",
-        "",
-        f"- layers {config.num_hidden_layers} (weights of {config.num_hidden_groups * config.inner_group_num}), "
-        f"hidden {config.hidden_size}, heads {config.num_attention_heads}, "
-        f"embedding {config.embedding_size}, vocabulary {config.vocab_size:,}, length {config.max_position_embeddings}",
-        f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",
-    ]
-    if artifact.tokenizer is not None:
-        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} tokens")
-    if meta.labels:
-        shown = ", ".join(meta.labels[:20]) + (" …" if len(meta.labels) > 20 else "")
-        lines.append(f"- labels: {shown}")
-    if config.options.active():
-        lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
-    lines.append(f"- transformers: {describe_transformers(artifact)}")
-    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.history, 1))):
-        rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
-        lines += ["", f"## {title}", "", *rows] if rows else []
-    usage = '```python\nfrom albertkit import Albert\nAlbert("FOLDER").embed(["a text", "another"])\n```\n'
-    return "\n".join([*lines, "", usage])

@@ -1,19 +1,22 @@
 """Bounded reading and atomic writing of files and folders.
 
-In: paths. Out: JSON objects, tensors, SHA-256 hashes. `new_folder` writes a folder atomically. Nothing is unpickled.
+In: paths. Out: open files, JSON objects, SHA-256 hashes. `new_folder` writes a folder atomically. Nothing is unpickled.
+After this file: `tensor_file.py` reads weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,24 +24,101 @@ from albertkit.errors import AlbertkitError
 from albertkit.folder_replace import recover_folder, replace_folder
 
 JSON_LIMIT = 16 * 2**20  # bytes
+HOLES_FROM = 64 * 2**20  # bytes; smaller files may have holes
+FILE_KINDS = {
+    stat.S_ISDIR: "folder",
+    stat.S_ISFIFO: "FIFO",
+    stat.S_ISSOCK: "socket",
+    stat.S_ISCHR: "character device",
+    stat.S_ISBLK: "block device",
+}
 MODEL_FILES = ("albertkit.json", "modules.json")  # a folder with one of them may be replaced
-TENSOR_TYPES = {
-    name: np.dtype(dtype)
-    for name, dtype in {
-        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
-    }.items()
-}  # fmt: skip
 CHECKSUM = "checksum"  # key of the SHA-256 of the other content of a JSON file
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. A FIFO, a socket or a device could block or have no end, so it is an error."""
+    check_regular(path)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        _check_mode(path, os.fstat(file.fileno()).st_mode)  # it may have been replaced since
+    except AlbertkitError:
+        file.close()
+        raise
+    return file
+
+
+def check_regular(path: Path) -> None:
+    """Raise if a path, or the target of a link, is no regular file."""
+    _check_mode(path, path.stat().st_mode)
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    kind = next((kind for is_kind, kind in FILE_KINDS.items() if is_kind(mode)), None)
+    if kind is not None:
+        raise AlbertkitError(f"{path} is a {kind}; a model consists of regular files. Copy the model again.")
+
+
+def check_model_files(path: Path) -> None:
+    """Raise if a model is, or its folder contains, a FIFO, socket or device. Broken links count as missing files."""
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir() if path.is_dir() else [path]:
+            with contextlib.suppress(OSError):
+                if not entry.is_dir():
+                    check_regular(entry)
+
+
+def file_size(file: BinaryIO) -> int:
+    """Bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    with open_file(path) as file:
+        size = file_size(file)
+        if size > limit:
+            raise AlbertkitError(
+                f"{path} has {size:,} bytes; at most {limit:,} are read. Check that it is the right file."
+            )
+        return file.read(size)
+
+
+def open_weights(path: Path) -> BinaryIO:
+    """Open a file of weights. One that is mostly holes is an error: it is small on disk and large in memory."""
+    file = open_file(path)
+    size, stored = file_size(file), _bytes_without_holes(file)
+    if size > HOLES_FROM and stored < size // 2:
+        file.close()
+        raise AlbertkitError(
+            f"{path} has {size:,} bytes, of which {stored:,} are stored and the others are holes; weights have no "
+            "holes. Copy the model again."
+        )
+    return file
+
+
+def _bytes_without_holes(file: BinaryIO) -> int:
+    """Bytes of a file that are stored on disk; compressed bytes count in full."""
+    size, at, total = file_size(file), 0, 0
+    if not hasattr(os, "SEEK_DATA") or os.fstat(file.fileno()).st_blocks * 512 >= size // 2:
+        return size
+    try:
+        while at < size:
+            start = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            total += at - start
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # no data after `at`
+            total = size  # the file system does not tell
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    return total
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size."""
     try:
-        length = path.stat().st_size
-        if length > JSON_LIMIT:
-            raise AlbertkitError(f"{path} has {length:,} bytes; the limit for JSON files is {JSON_LIMIT:,}")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_file(path, JSON_LIMIT))
     except FileNotFoundError:
         raise AlbertkitError(f"{path} does not exist. Check that {path.parent} is a model folder.") from None
     except OSError as error:
@@ -69,27 +149,6 @@ def _content_hash(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file; float16 and bfloat16 become float32."""
-    import ml_dtypes
-    from safetensors import SafetensorError, deserialize
-
-    dtypes = {**TENSOR_TYPES, "BF16": np.dtype(ml_dtypes.bfloat16)}
-    try:
-        data = path.read_bytes()  # not mapped into memory: another program may overwrite the file
-        entries = deserialize(data)
-        tensors = {
-            name: np.frombuffer(entry["data"], dtypes[entry["dtype"]]).reshape(entry["shape"])
-            for name, entry in entries
-        }
-    except FileNotFoundError:
-        raise AlbertkitError(f"{path} does not exist; a model folder contains model.safetensors") from None
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, MemoryError) as error:
-        raise AlbertkitError(f"{path} is not a complete safetensors file: {str(error)[:200]}") from None
-    small = ("float16", "bfloat16")
-    return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
-
-
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """Write a safetensors file that transformers can also read."""
     from safetensors.numpy import save_file
@@ -101,7 +160,7 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     total = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(2**20):
             total.update(block)
     return total.hexdigest()
@@ -143,6 +202,8 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error)[:120]
         raise AlbertkitError(f"writing {target} failed: {why}. No file was changed.") from None
+    except AlbertkitError as error:  # of a folder or file inside: its name is that of the finished folder
+        raise type(error)(str(error).replace(str(scratch), str(target))) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -13,12 +13,16 @@ weights. Therefore a 4-bit matrix unpacks exactly into an int8 matrix, and uses 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
+
+if TYPE_CHECKING:
+    from albertkit.tensor_file import StoredTensor
 
 BLOCK = 32
 BITS = (8, 4)
@@ -128,9 +132,6 @@ def _inverse_factor(moments: np.ndarray) -> np.ndarray:
 def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> QuantizedMatrix:
     """Unpack a 4-bit matrix into the equivalent 8-bit matrix."""
     rows, blocks = steps.shape
-    if packed.shape != (rows, blocks * BLOCK // 2) or scale.shape != (rows,) or columns > blocks * BLOCK:
-        parts = f"{packed.shape}, {steps.shape} and {scale.shape}"
-        raise AlbertkitError(f"a 4-bit matrix has parts of shapes {parts}, which do not match; the file is damaged")
     if steps.max(initial=0) > 15:
         raise AlbertkitError(f"a 4-bit matrix has a step of {steps.max()}; steps are 1 to 15, so the file is damaged")
     nibbles = np.empty((rows, blocks * BLOCK), np.int8)
@@ -155,7 +156,9 @@ def uses_four_bits(name: str) -> bool:
     return name.startswith(("encoder.groups.", "encoder.pooler."))
 
 
-SMOOTHED = ("attention.query", "attention.key", "attention.value", "attention.output", "ffn.up")
+SMOOTHED = (
+    "attention.query", "attention.key", "attention.value", "attention.output", "attention.output_down", "ffn.up",
+)  # fmt: skip
 
 
 def smoothing_factors(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | None:
@@ -220,25 +223,54 @@ def unpack_weights(
 ) -> dict[str, np.ndarray | QuantizedMatrix]:
     """The tensors of a quantized file as float arrays and `QuantizedMatrix`; `shapes` has the width of each matrix."""
     out: dict[str, np.ndarray | QuantizedMatrix] = {}
+    for name in float_shapes(tensors, shapes):
+        array, scale, steps, smooth = (tensors.get(f"{name}{part}") for part in ("", ".scale", ".step", ".smooth"))
+        assert array is not None
+        if scale is None:
+            out[name] = array
+        elif steps is None:
+            out[name] = QuantizedMatrix(array, scale.astype(np.float32), smooth)
+        else:
+            matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
+            out[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
+    return out
+
+
+def float_shapes(
+    tensors: Mapping[str, np.ndarray | StoredTensor], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight in a quantized file. Raises if the parts of a matrix do not have the sizes of `shapes`.
+
+    Only types and shapes are used, so the numbers need not have been read.
+    """
+    out: dict[str, tuple[int, ...]] = {}
     for name, array in tensors.items():
         if name.endswith((".scale", ".step", ".smooth")) and name.rpartition(".")[0] in tensors:
             continue
+        out[name] = array.shape
         scale, steps, smooth = (tensors.get(f"{name}.{part}") for part in ("scale", "step", "smooth"))
         if scale is None:
-            out[name] = array
             continue
-        if name not in shapes or array.ndim != 2:
+        if len(shapes.get(name, ())) != 2 or len(array.shape) != 2:
             raise AlbertkitError(f"tensor {name!r} is quantized, but this model has no such matrix")
-        if smooth is not None and (smooth.dtype != np.float32 or smooth.shape != shapes[name][1:]):
-            raise AlbertkitError(f"tensor {name!r} has {smooth.shape} smoothing factors and {shapes[name][1:]} columns")
+        rows, columns = shapes[name]
+        if smooth is not None and (smooth.dtype != np.float32 or smooth.shape != (columns,)):
+            raise AlbertkitError(f"tensor {name!r} has {smooth.shape} smoothing factors and {(columns,)} columns")
         if steps is not None:
-            if array.dtype != np.uint8 or steps.dtype != np.uint8 or steps.ndim != 2:
+            if array.dtype != np.uint8 or steps.dtype != np.uint8:
                 raise AlbertkitError(f"tensor {name!r} has type {array.dtype}; at 4 bits it must be packed uint8")
-            matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
+            blocks = -(-columns // BLOCK)
+            _check_parts((rows, blocks), (array.shape, steps.shape, scale.shape))
+            out[name] = shapes[name]
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
             found = f"{array.dtype} with {scale.shape} scales"
             raise AlbertkitError(f"tensor {name!r} has {found}; at 8 bits it must be int8 with one scale per row")
-        else:
-            matrix = QuantizedMatrix(array, scale.astype(np.float32))
-        out[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
     return out
+
+
+def _check_parts(steps: tuple[int, int], found: tuple[tuple[int, ...], ...]) -> None:
+    """Check the shapes of packed values, steps and scales of a 4-bit matrix; `steps` is the shape of the second."""
+    rows, blocks = steps
+    if found != ((rows, blocks * BLOCK // 2), (rows, blocks), (rows,)):
+        parts = f"{found[0]}, {found[1]} and {found[2]}"
+        raise AlbertkitError(f"a 4-bit matrix has parts of shapes {parts}, which do not match; the file is damaged")

@@ -3,24 +3,29 @@
 In: a checkpoint prefix, or a folder with one, plus its albert_config.json and vocabulary. Out: an `Artifact`. A
 checkpoint is `PREFIX.index`, a sorted table from tensor name to dtype, shape and offset, and shards
 `PREFIX.data-0000N-of-0000M` with the raw values. Files may be hostile: every number is checked before it is used, every
-failure is an `AlbertkitError`, and nothing in a checkpoint is executed. Before this file: `huggingface.py`.
+failure is an `AlbertkitError`, and nothing in a checkpoint is executed. Shapes are compared with the config before
+numbers are read. Before this file: `huggingface.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from albertkit.artifact import Artifact, ArtifactMetadata
+from albertkit.artifact import Artifact, ArtifactMetadata, load_weights
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.file_io import file_size, open_weights, read_file
 from albertkit.interop.huggingface import layout_name, read_config, translate
+from albertkit.tensor_file import StoredTensor, check_separate, read_array, type_of
 from albertkit.tokenizer import Tokenizer, check_size
 from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 
@@ -55,16 +60,22 @@ def read_checkpoint(prefix: Path) -> Artifact:
     config = AlbertConfig.from_dict(settings)
     if brightmart:
         config = config.replace(options=Options(brightmart_layout=True))
-    arrays = {name.removeprefix(name_prefix): array for name, array in read_bundle(prefix, variables).items()}
     table = tensor_names(config, BRIGHTMART if brightmart else PUBLIC)
-    weights = translate(arrays, table, lambda name: name.tf)
-    for name in table:
-        if name.transpose and name.ours in weights:
-            weights[name.ours] = np.ascontiguousarray(weights[name.ours].T)
+    with open_bundle(prefix, variables) as tensors:
+        found = {name.removeprefix(name_prefix): tensor for name, tensor in tensors.items()}
+        found |= {name.tf: _transposed(found[name.tf]) for name in table if name.transpose and name.tf in found}
+        weights = load_weights(config, translate(found, table, lambda name: name.tf))
     task = "answer" if "heads.answer.linear.weight" in weights else "pretrain"
     made = {"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"}
     tokenizer = read_tokenizer(prefix.parent, config.vocab_size)
     return Artifact(config, weights, tokenizer, ArtifactMetadata(task=task, history=(made,)))
+
+
+def _transposed(tensor: StoredTensor) -> StoredTensor:
+    """Kernels are stored as the transpose of our matrices."""
+    return dataclasses.replace(
+        tensor, shape=tensor.shape[::-1], read_numbers=lambda: np.ascontiguousarray(tensor.read_numbers().T)
+    )
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
@@ -125,10 +136,18 @@ def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
 
 def read_bundle(prefix: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """Tensors of a checkpoint as float32."""
+    with open_bundle(prefix, names) as tensors:
+        check_separate(tensors)
+        return {name: tensor.read() for name, tensor in tensors.items()}
+
+
+@contextmanager
+def open_bundle(prefix: Path, names: Collection[str]) -> Iterator[dict[str, StoredTensor]]:
+    """Tensors of a checkpoint, which become float32. Read their numbers inside the block."""
     shards, entries = _read_index(prefix)
     chosen: list[BundleEntry] = []
     with _report_errors(prefix):
-        for name in names:
+        for name in dict.fromkeys(names):
             if (entry := entries.get(name)) is None:
                 raise _BundleError(f"there is no tensor {name!r}{nearest(name, entries)}", "see list_bundle")
             if entry.dtype not in _ITEM_BYTES:
@@ -138,7 +157,15 @@ def read_bundle(prefix: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             chosen.append(entry)
         if (total := sum(entry.size for entry in chosen)) > MAX_TOTAL_BYTES:
             raise _BundleError(f"{total} bytes of tensors, over the limit of {MAX_TOTAL_BYTES}", "give fewer names")
-    return {entry.name: _read_tensor(prefix, shards, entry) for entry in chosen}
+    with ExitStack() as stack:
+        files: dict[Path, BinaryIO] = {}
+        tensors: dict[str, StoredTensor] = {}
+        for entry in chosen:
+            path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
+            if path not in files:
+                files[path] = stack.enter_context(_open_shard(path, entry.name))
+            tensors[entry.name] = _stored(path, files[path], entry)
+        yield tensors
 
 
 class _BundleError(Exception):
@@ -162,25 +189,30 @@ def _report_errors(path: Path) -> Iterator[None]:
         raise AlbertkitError(f"{path}: does not fit in memory; read it on a machine with more") from None
 
 
-def _read_tensor(prefix: Path, shards: int, entry: BundleEntry) -> np.ndarray:
-    import ml_dtypes  # noqa: F401  numpy then has the type bfloat16
-
-    path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
+def _open_shard(path: Path, name: str) -> BinaryIO:
     with _report_errors(path):
-        name, end = entry.name, entry.offset + entry.size
-        if not path.is_file():
+        if not path.exists():
             raise _BundleError(f"this shard, which holds tensor {name!r}, is missing", "put it beside the index")
-        if end > (have := path.stat().st_size):
-            raise _BundleError(f"it has {have} bytes, and tensor {name!r} ends at byte {end}")
-        with path.open("rb") as file:
-            file.seek(entry.offset)
-            data = file.read(entry.size)
-        if len(data) != entry.size or _masked_crc(data) != entry.crc32c:
-            raise _BundleError(f"the values of tensor {name!r} do not match their checksum")
-        return np.frombuffer(data, np.dtype(entry.dtype)).astype(np.float32).reshape(entry.shape)
+        return open_weights(path)
 
 
-def _masked_crc(data: bytes) -> int:
+def _stored(path: Path, file: BinaryIO, entry: BundleEntry) -> StoredTensor:
+    dtype, end = type_of(entry.dtype), entry.offset + entry.size
+
+    def read() -> np.ndarray:
+        with _report_errors(path):
+            array = read_array(file, path, entry.offset, dtype, entry.shape)
+            if _masked_crc(array.reshape(-1).view(np.uint8)) != entry.crc32c:
+                raise _BundleError(f"the values of tensor {entry.name!r} do not match their checksum")
+            return array.astype(np.float32, copy=False)
+
+    with _report_errors(path):
+        if end > (have := file_size(file)):
+            raise _BundleError(f"it has {have} bytes, and tensor {entry.name!r} ends at byte {end}")
+    return StoredTensor(dtype, entry.shape, path.name, entry.offset, end, read)
+
+
+def _masked_crc(data: bytes | np.ndarray) -> int:
     import google_crc32c  # imported here, since only TensorFlow checkpoints need it
 
     crc = int(google_crc32c.value(data))
@@ -194,11 +226,9 @@ def _read_index(prefix: Path) -> tuple[int, dict[str, BundleEntry]]:
     """The number of shards, and the tensors."""
     path, shards, entries = Path(f"{prefix}.index"), 0, {}
     with _report_errors(path):
-        if not path.is_file():
+        if not path.exists():
             raise _BundleError("there is no such file", "give the checkpoint's prefix, its path without '.index'")
-        if (size := path.stat().st_size) > MAX_INDEX_BYTES:
-            raise _BundleError(f"it has {size} bytes, over the limit of {MAX_INDEX_BYTES}", "check the path")
-        for key, value in _read_table(path.read_bytes()):
+        for key, value in _read_table(read_file(path, MAX_INDEX_BYTES)):
             if not key:
                 shards = _parse_header(value)
             elif key[0]:  # keys that begin with a zero byte place the slices of a partitioned tensor
@@ -263,11 +293,11 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _parse_header(message: bytes) -> int:
     """The number of shards."""
     shards = 0
-    for tag, number, inner in _fields(message):
+    for tag, number, inner in protobuf_fields(message):
         shards = number if tag == 8 else shards
         if tag == 16 and number:
             raise _BundleError("its numbers are big-endian", "save it on a little-endian machine")
-        if tag == 26 and any(kind == 16 and version > 1 for kind, version, _ in _fields(inner)):
+        if tag == 26 and any(kind == 16 and version > 1 for kind, version, _ in protobuf_fields(inner)):
             raise _BundleError("it asks for a newer reader than version 1", "save it in format V2")
     return shards
 
@@ -275,7 +305,7 @@ def _parse_header(message: bytes) -> int:
 def _parse_entry(name: str, message: bytes) -> BundleEntry:
     shape: tuple[int, ...] = ()
     numbers, sliced = dict.fromkeys((8, 24, 32, 40, 53), 0), False  # dtype, shard, offset, size, crc
-    for tag, number, inner in _fields(message):
+    for tag, number, inner in protobuf_fields(message):
         shape = _parse_shape(inner) if tag == 18 else shape
         sliced = sliced or tag == 58
         if tag in numbers:
@@ -291,17 +321,17 @@ def _parse_entry(name: str, message: bytes) -> BundleEntry:
     return BundleEntry(name, dtype, shape, -1 if sliced else shard, offset, size, crc)
 
 
-def _parse_shape(message: bytes) -> tuple[int, ...]:
+def _parse_shape(message: bytes | memoryview) -> tuple[int, ...]:
     dims: list[int] = []
-    for tag, number, inner in _fields(message):
+    for tag, number, inner in protobuf_fields(message):
         if tag == 18:
-            dims.append(([0] + [size for kind, size, _ in _fields(inner) if kind == 8])[-1])
+            dims.append(([0] + [size for kind, size, _ in protobuf_fields(inner) if kind == 8])[-1])
         if len(dims) > MAX_DIMS or (tag == 24 and number):
             raise _BundleError(f"a tensor has an unknown number of axes, or over {MAX_DIMS}")
     return tuple(dims)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+def protobuf_fields(message: bytes | memoryview) -> Iterator[tuple[int, int, bytes | memoryview]]:
     """Each field of a protobuf message: its tag (number and wire type together), its number, its bytes."""
     at, end = 0, len(message)
     while at < end:
@@ -316,7 +346,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
         yield tag, int.from_bytes(payload, "little") if wire in (1, 5) else number, payload
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     value = 0
     for place in range(at, min(at + 10, end)):
         value |= (data[place] & 127) << 7 * (place - at)

@@ -1,32 +1,31 @@
 """Hugging Face folders (config.json with safetensors or pytorch_model.bin) and PyTorch state dicts.
 
 In: a folder, or a state dict and its config. Out: an `Artifact`, or weights under our names and the config that fits.
-A pickle is opened with torch's `weights_only=True`, which executes nothing; everything else needs no torch.
-After this file: `plbert.py`, `google_tf.py` and `sentence_transformers.py` use its parts.
+Shapes are compared with the config before numbers are read. Nothing is executed, and no torch is needed.
+Before this file: `pickle_file.py`. After it: `plbert.py`, `google_tf.py` and `sentence_transformers.py` use its parts.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
-from albertkit.artifact import Artifact, ArtifactMetadata
+from albertkit.artifact import Artifact, ArtifactMetadata, load_weights
 from albertkit.config import AlbertConfig, Options
-from albertkit.errors import AlbertkitError, need
-from albertkit.file_io import read_json, read_tensors
+from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_json
+from albertkit.interop.pickle_file import open_pickle
+from albertkit.tensor_file import StoredTensor, open_tensors
 from albertkit.tokenizer import Tokenizer
 from albertkit.transformers_folder import PROBLEM_TYPES
 from albertkit.weights import BRIGHTMART, PUBLIC, TensorName, tensor_names
 
-Tensors = dict[str, np.ndarray]
+Tensor = TypeVar("Tensor")  # an array, or a tensor that has not been read
 
 CONFIG_FILES = ("config.json", "albert_config.json", "bert_config.json")
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-MAX_PICKLE_BYTES = 16 * 2**30
 WORD_TABLE = "embeddings.word_embeddings.weight"
 # Tensors that a model does not need: buffers, and copies of tied weights (in albert_zh, random numbers).
 UNUSED_TENSORS = (
@@ -54,7 +53,9 @@ def read_folder(folder: Path) -> Artifact:
     classifier, task = "classify", "pretrain"
     for word, head in (("TokenClassification", "tag"), ("MultipleChoice", "choose")):
         classifier = head if word in architecture else classifier
-    config, weights = from_state_dict(read_weights(path), settings, classifier)
+    with open_state_dict(path) as tensors:
+        config, stored = from_state_dict(tensors, settings, classifier)
+        weights = load_weights(config, stored)
     for head in ("answer", "choose", "tag", "classify"):
         task = head if f"heads.{head}.linear.weight" in weights else task
     made = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
@@ -104,44 +105,15 @@ def read_kind(settings: dict[str, Any], rows: int) -> str:
     return found or ("regression" if rows == 1 else "single")
 
 
-def read_weights(path: Path) -> Tensors:
-    """A state dict from a file."""
+@contextlib.contextmanager
+def open_state_dict(path: Path) -> Iterator[dict[str, StoredTensor]]:
+    """The tensors of a safetensors or PyTorch file. Read their numbers inside the block."""
     if path.suffix == ".safetensors":
-        return read_tensors(path)
-    return {name: value for name, value in read_pickle(path).items() if isinstance(value, np.ndarray)}
-
-
-def read_pickle(path: Path) -> dict[str, Any]:
-    """A PyTorch file as nested dicts of arrays; torch loads tensors and plain values only."""
-    torch = need("torch", "train", f"reading {path.name}")
-    try:
-        if path.stat().st_size > MAX_PICKLE_BYTES:
-            raise AlbertkitError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
-        data = torch.load(str(path), map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise AlbertkitError(f"{path} does not exist") from None
-    except pickle.UnpicklingError as error:
-        first = str(error).split("\n")[0][:120]
-        raise AlbertkitError(
-            f"{path} contains more than tensors and could run code, so it was not loaded: {first}"
-        ) from None
-    except AlbertkitError:
-        raise
-    except Exception as error:  # a damaged archive fails in many ways inside torch; all mean the same to the user
-        raise AlbertkitError(f"{path} is not a complete PyTorch file: {str(error).splitlines()[0][:160]}") from None
-    if not isinstance(data, dict):
-        raise AlbertkitError(f"{path} contains a {type(data).__name__}; a state dict of tensors is needed")
-    return {str(key): _to_arrays(value, torch) for key, value in data.items()}
-
-
-def _to_arrays(value: Any, torch: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.is_sparse or value.is_quantized:
-            raise AlbertkitError("the file contains sparse or quantised tensors; save it with plain float weights")
-        return value.detach().to(torch.float32).numpy() if value.is_floating_point() else value.numpy()
-    if isinstance(value, dict):
-        return {str(key): _to_arrays(item, torch) for key, item in value.items()}
-    return value
+        with open_tensors(path) as tensors:
+            yield tensors
+    else:
+        with open_pickle(path) as data:
+            yield {name: value for name, value in data.items() if isinstance(value, StoredTensor)}
 
 
 # State dicts ------------------------------------------------------------------------------------------------------
@@ -159,7 +131,7 @@ def encoder_prefix(tensors: Mapping[str, Any]) -> str:
     return prefixes[0]
 
 
-def add_public_prefix(tensors: Tensors) -> Tensors:
+def add_public_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename `encoder.bert.embeddings…`, `module.encoder.embeddings…` or `embeddings…` to `albert.embeddings…`.
 
     Heads are kept only where transformers puts them, beside a top-level encoder. Other parts of a larger model, such as
@@ -167,7 +139,7 @@ def add_public_prefix(tensors: Tensors) -> Tensors:
     """
     prefix = encoder_prefix(tensors)
     parts = ("embeddings.", "encoder.embedding_hidden_mapping_in.", "encoder.albert_layer_groups.", "pooler.")
-    out: Tensors = {}
+    out: dict[str, Tensor] = {}
     for name, array in tensors.items():
         tail = name.removeprefix(prefix)
         if name.startswith(prefix) and tail.startswith(parts):
@@ -178,11 +150,14 @@ def add_public_prefix(tensors: Tensors) -> Tensors:
 
 
 def translate(
-    tensors: Tensors, table: list[TensorName], column: Callable[[TensorName], str], unused: tuple[str, ...] = ()
-) -> Tensors:
+    tensors: dict[str, Tensor],
+    table: list[TensorName],
+    column: Callable[[TensorName], str],
+    unused: tuple[str, ...] = (),
+) -> dict[str, Tensor]:
     """Rename tensors to our names; an unknown name is an error, since dropping a tensor would change the model."""
     ours = {column(name): name for name in table}
-    out: Tensors = {}
+    out: dict[str, Tensor] = {}
     for foreign, array in tensors.items():
         if foreign in ours:
             out[ours[foreign].ours] = array
@@ -194,9 +169,9 @@ def translate(
 
 
 def from_state_dict(
-    tensors: Tensors, config: Mapping[str, Any], classifier: str = "classify"
-) -> tuple[AlbertConfig, Tensors]:
-    """Recognise the layout of a PyTorch state dict; returns the config and the weights under our names."""
+    tensors: dict[str, Tensor], config: Mapping[str, Any], classifier: str = "classify"
+) -> tuple[AlbertConfig, dict[str, Tensor]]:
+    """Recognise the layout of a PyTorch state dict; returns the config and the tensors under our names."""
     tensors = {n.replace(".gamma", ".weight").replace(".beta", ".bias"): a for n, a in tensors.items()}
     settings = dict(config)
     if any(".layer_shared." in name for name in tensors):  # the layout of albert_zh

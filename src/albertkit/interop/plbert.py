@@ -7,16 +7,26 @@ PL-BERT; Kokoro uses the ids of some capital letters for other symbols.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact, ArtifactMetadata
+from albertkit.artifact import Artifact, ArtifactMetadata, load_weights
 from albertkit.errors import AlbertkitError
-from albertkit.interop.huggingface import WORD_TABLE, Tensors, encoder_prefix, from_state_dict, read_pickle
+from albertkit.file_io import file_size, open_weights
+from albertkit.interop.google_tf import protobuf_fields
+from albertkit.interop.huggingface import WORD_TABLE, encoder_prefix, from_state_dict
+from albertkit.interop.pickle_file import open_pickle
+from albertkit.tensor_file import StoredTensor, check_shape
 from albertkit.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
+Tensors = dict[str, StoredTensor]
 
 SYMBOLS = [
     "$",
@@ -32,29 +42,34 @@ SYMBOLS = [
 HEADS = 12
 LAYERS = 12
 MAX_ONNX_BYTES = 2 * 2**30
+MAX_GRAPH_FIELDS, MAX_GRAPH_BYTES = 100_000, 8 * 2**20
+# Tags of an ONNX file: the graph of a model, the tensors of a graph, the numbers of a tensor (raw, float, double).
+GRAPH, INITIALIZER, NUMBERS = 58, 42, (74, 34, 82)
 
 
 def read_file(path: Path) -> Artifact:
     """Open a PL-BERT by its file."""
-    layers = LAYERS
     if path.suffix == ".onnx":
-        tensors, layers = read_onnx(path)
-    else:
-        tensors = _flatten(read_pickle(path))
-    shape = _shape(tensors)
-    config, weights = from_state_dict(tensors, {**shape, "num_hidden_layers": layers, "num_attention_heads": HEADS})
+        return _artifact(path, *read_onnx(path))
+    with open_pickle(path) as content:
+        return _artifact(path, _flatten(content), LAYERS)
+
+
+def _artifact(path: Path, tensors: Tensors, layers: int) -> Artifact:
+    shape = {**_shape(tensors), "num_hidden_layers": layers, "num_attention_heads": HEADS}
+    config, stored = from_state_dict(tensors, shape)
     tokenizer = Tokenizer.from_symbols(SYMBOLS) if config.vocab_size == len(SYMBOLS) else None
     meta = ArtifactMetadata(task="embed", history=({"step": "convert", "from": path.name, "layout": "pl-bert"},))
-    return Artifact(config, weights, tokenizer, meta)
+    return Artifact(config, load_weights(config, stored), tokenizer, meta)
 
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> Tensors:
-    """Nested dicts (`{"net": {…}}`, `{"bert": {…}}`) to one level; only arrays are kept."""
+    """Nested dicts (`{"net": {…}}`, `{"bert": {…}}`) to one level; only tensors are kept."""
     out: Tensors = {}
     for key, value in data.items():
         if isinstance(value, dict):
             out |= _flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, StoredTensor):
             out[prefix + key] = value
     return out
 
@@ -64,7 +79,7 @@ def _shape(tensors: Tensors) -> dict[str, int]:
     words = tensors[prefix + WORD_TABLE]
     positions = tensors.get(f"{prefix}embeddings.position_embeddings.weight")
     up = tensors.get(f"{prefix}encoder.albert_layer_groups.0.albert_layers.0.ffn.weight")
-    if positions is None or up is None or any(a.ndim != 2 for a in (words, positions, up)):
+    if positions is None or up is None or any(len(t.shape) != 2 for t in (words, positions, up)):
         raise AlbertkitError(
             "the ALBERT in this file has no position table or feed-forward matrix, so its shape is unknown; "
             "use a complete file"
@@ -84,12 +99,15 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
     ONNX files name biases and norms but not matrices: a matrix is found through the product its bias is added to.
     """
     import onnx
-    from onnx import numpy_helper
 
-    if path.stat().st_size > MAX_ONNX_BYTES:
-        raise AlbertkitError(f"{path} has {path.stat().st_size:,} bytes; an ONNX file has at most {MAX_ONNX_BYTES:,}")
     try:
-        graph = onnx.load(str(path), load_external_data=False).graph
+        with open_weights(path) as file:
+            if file_size(file) > MAX_ONNX_BYTES:
+                found = f"{path} has {file_size(file):,} bytes"
+                raise AlbertkitError(f"{found}; an ONNX file has at most {MAX_ONNX_BYTES:,}. Check the path.")
+            data = file.read(file_size(file))
+        _check_graph(data)
+        graph = onnx.load_model_from_string(data).graph
         stored = {t.name: t for t in graph.initializer}
         if any(t.data_location == onnx.TensorProto.EXTERNAL for t in stored.values()):
             raise AlbertkitError(f"{path} has weights in other files, which are not read; save it as one file")
@@ -97,7 +115,7 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
         uses = 0
         for name, tensor in stored.items():
             if re.search(r"(embeddings|albert_layer|embedding_hidden|pooler).*\.(weight|bias)$", name):
-                tensors[name] = numpy_helper.to_array(tensor)
+                tensors[name] = _stored(path, tensor)
         products = {output: node for node in graph.node if node.op_type == "MatMul" for output in node.output}
         for node in graph.node:
             bias = next((n for n in node.input if n in tensors and n.endswith(".bias")), None)
@@ -107,10 +125,45 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
             matrix = next((n for n in product.input if n in stored), None) if product is not None else None
             if matrix is not None:
                 # nn.Linear is exported as x·Wᵀ, with Wᵀ stored.
-                tensors[bias.removesuffix("bias") + "weight"] = numpy_helper.to_array(stored[matrix]).T.copy()
+                tensors[bias.removesuffix("bias") + "weight"] = _stored(path, stored[matrix], transpose=True)
                 uses += bias.endswith("albert_layers.0.attention.query.bias")
     except AlbertkitError:
         raise
     except Exception as error:  # protobuf and onnx raise many types for a damaged file
         raise AlbertkitError(f"{path} is not a readable ONNX file: {str(error).splitlines()[0][:160]}") from None
     return tensors, max(uses, 1)
+
+
+def _check_graph(data: bytes) -> None:
+    """Bound what a graph has beside numbers: each of its messages takes much more memory than its bytes."""
+    count, others = 0, 0
+    for tag, _, graph in protobuf_fields(memoryview(data)):
+        for part_tag, _, part in protobuf_fields(graph) if tag == GRAPH else [(tag, 0, graph)]:
+            is_tensor = tag == GRAPH and part_tag == INITIALIZER
+            for field_tag, _, field in protobuf_fields(part) if is_tensor else [(part_tag, 0, part)]:
+                count += 1
+                others += 0 if is_tensor and field_tag in NUMBERS else len(field)
+                if count > MAX_GRAPH_FIELDS or others > MAX_GRAPH_BYTES:
+                    limits = f"{MAX_GRAPH_FIELDS:,} parts or {MAX_GRAPH_BYTES:,} bytes"
+                    raise ValueError(f"its graph has over {limits} beside the numbers of its tensors")
+
+
+def _stored(path: Path, tensor: TensorProto, transpose: bool = False) -> StoredTensor:
+    from onnx import helper, numpy_helper
+
+    dtype, shape = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)), tuple(tensor.dims)
+    check_shape(tensor.name, shape, dtype)
+
+    def read() -> np.ndarray:
+        try:
+            array = numpy_helper.to_array(tensor)
+        except Exception as error:  # onnx raises many types for a damaged tensor
+            reason = str(error).splitlines()[0][:160]
+            raise AlbertkitError(
+                f"{path}: tensor {tensor.name!r} is damaged ({reason}). Copy the file again."
+            ) from None
+        return array.T.copy() if transpose else array
+
+    shape = shape[::-1] if transpose else shape
+    source = f"tensor {tensor.name!r} in {path.name}"
+    return StoredTensor(dtype, shape, source, 0, math.prod(shape) * dtype.itemsize, read)

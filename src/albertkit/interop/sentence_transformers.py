@@ -13,7 +13,7 @@ from typing import Any
 
 from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import new_folder, read_json, write_json, write_tensors
+from albertkit.file_io import JSON_LIMIT, new_folder, read_file, read_json, write_json, write_tensors
 from albertkit.interop import huggingface
 from albertkit.transformers_folder import for_transformers, public_config, public_tensors, transformers_difference
 
@@ -34,7 +34,9 @@ def is_folder(folder: Path) -> bool:
 def _list_modules(folder: Path) -> list[tuple[str, Path]]:
     """Type and folder of each module."""
     try:
-        listed = json.loads((folder / MODULES).read_bytes()[:65536])
+        listed = json.loads(read_file(folder / MODULES, JSON_LIMIT))
+    except AlbertkitError:
+        raise
     except (ValueError, RecursionError, OSError):
         raise AlbertkitError(f"{folder / MODULES} is not valid JSON; copy it again") from None
     if not isinstance(listed, list) or not all(isinstance(m, dict) for m in listed):

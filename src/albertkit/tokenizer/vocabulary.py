@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_file
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -52,10 +53,7 @@ class Vocabulary:
 def read_bytes(path: Path) -> bytes:
     """The contents of a tokenizer file."""
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise AlbertkitError(f"{path} has {size} bytes: a tokenizer file has at most {MAX_FILE_BYTES}.")
-        return path.read_bytes()
+        return read_file(path, MAX_FILE_BYTES)
     except OSError as error:
         raise AlbertkitError(
             f"{path} cannot be read ({error.strerror or error}). Check the path and its permissions."
