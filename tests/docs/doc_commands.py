@@ -35,6 +35,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
+from tests import custom_heads
 from tests.conftest import ROOT, SPIECE, tiny
 
 NOT_RUN = {  # how a line begins → why no test types it
@@ -53,8 +54,8 @@ FILTERS = ("sed", "grep", "head", "tail", "sort", "wc", "cut")  # run as they ar
 SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to drop (with how many values), and to add
     "pretrain": ({"--minutes": 1, "--steps": 1, "--tokens": 1, "--shape": 1, "--batch-size": 1, "--lengths": 1},
                  ["--steps", "2", "--batch-size", "4", "--lengths", "32", "--shape", "tiny-shape.json", "--no-tensorboard"]),
-    "distill": ({"--minutes": 1, "--steps": 1, "--batch-size": 1}, ["--steps", "2", "--batch-size", "4", "--no-tensorboard"]),
-    "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch-size", "8", "--restarts", "0"]),
+    "distill": ({"--minutes": 1, "--steps": 1, "--batch-size": 1}, ["--steps", "2", "--batch-size", "4", "--no-tensorboard", "--max-unknown", "1"]),
+    "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch-size", "8", "--restarts", "0", "--max-unknown", "1"]),
     "elastic": ({"--epochs": 1}, ["--epochs", "1", "--batch-size", "4"]),
     "prune": ({"--minutes": 1, "--epochs": 1}, []),
     "quantize": ({"--minutes": 1, "--epochs": 1}, []),
@@ -91,6 +92,7 @@ def write_files(folder: Path) -> Path:
     """Every file and model that the pages name."""
     for name, (meta, heads) in MODELS.items():
         save(folder / name, meta, heads)
+    custom_heads.save(folder / "stars" / "model", "classify")
     quantise(folder / "sentiment", folder / "sentiment-int8")
     foreign(folder)
     shutil.copytree(ROOT / "examples", folder / "examples")

@@ -121,7 +121,7 @@ def main() -> NoReturn:
     code = 0
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = show_warning
+            warnings.showwarning = show_warning  # type: ignore[assignment]
             code = app(standalone_mode=False) or 0
     except AlbertkitError as error:
         echo_line(f"albertkit: {error}")
