@@ -64,15 +64,15 @@ def test_own_text_depends_on_head_and_vocabulary(vectors, foreign):
 def test_commands_print_which_texts_were_compared(vectors, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_artifact(vectors, tmp_path / "float")
-    (tmp_path / "lines.txt").write_text("".join(f"text {i} is here\n" for i in range(40)))
+    (tmp_path / "lines.txt").write_text("".join(f"text {i} is here\n" for i in range(200)))
 
     def said(*line):
         done = CliRunner().invoke(app, list(line), catch_exceptions=False)
-        return next(row for row in done.output.splitlines() if "vectors agree" in row)
+        return next(row for row in done.output.splitlines() if "ranking of the similarities" in row)
 
     for verb in (["quantize", "float", "a", "--force"], ["prune", "float", "b", "--ffn", "1/2", "--force"]):
-        assert "on plain English sentences: cosine" in said(*verb) and "with -f" in said(*verb)
-        assert "sentences" not in said(*verb, "-f", "lines.txt")
+        assert "of 64 built-in English sentences: Spearman" in said(*verb)
+        assert "of 20 texts: Spearman" in said(*verb, "-f", "lines.txt")
 
 
 def test_model_quantized_on_opening_is_calibrated_on_sentences(vectors, tmp_path, monkeypatch):
