@@ -48,6 +48,8 @@ def variants() -> str:
     rows = []
     for name in VARIANTS:
         m = judging.numbers(judging.whole(lines, name))
+        if not m["parameters"]:  # not measured yet
+            continue
         fast = [next((by[name] for place, by in speeds.items() if place.startswith(where) and name in by), None) for where in (CPU, GPU)]  # fmt: skip
         rows.append((
             name, f"{m['parameters'][0] / 1e6:.2f}", f"{m['operations_per_token'][0] / 1e6:.1f}", *("–" if speed is None else f"{speed / 1e3:,.1f}" for speed in fast),
