@@ -99,6 +99,8 @@ def transformers_difference(artifact: Artifact) -> str | None:
     """The reason why transformers would compute something else from these weights; None if it computes the same."""
     config, meta, head = artifact.config, artifact.metadata, public_head(artifact)
     layers, groups = config.num_hidden_layers, config.num_hidden_groups
+    if artifact.head_graphs:
+        return f"it has a custom head ({', '.join(artifact.head_graphs)}), which no class of transformers has"
     if config.options.active():
         return f"it uses options that ALBERT does not have ({', '.join(config.options.active())})"
     if any(int(i / (layers / groups)) != config.group_of(i) for i in range(layers)):

@@ -155,6 +155,7 @@ def quantize(
         *([] if report.metric_loss is None else [str(report.metric_loss)]),
         f"agreement of {bits}-bit vectors with those of the float model: cosine {agreement}",
         *([] if report.check is None else [str(report.check)]),
+        *(f"the custom head {head} stays in float" for head in report.float_heads),
     )
     if report.verdict != "good":
         remedy = loss_remedy(int(bits), values["file"] is not None, trained is not None)

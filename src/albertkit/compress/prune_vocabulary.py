@@ -41,7 +41,7 @@ def prune_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
         bos_token_id=small.cls_id if small.cls_id is not None else small.pad_id,
         eos_token_id=small.sep_id if small.sep_id is not None else small.pad_id,
     )
-    return Artifact(config, weights, small, artifact.metadata)
+    return dataclasses.replace(artifact, config=config, weights=weights, tokenizer=small)
 
 
 def prune_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tokenizer, np.ndarray]:

@@ -104,6 +104,8 @@ class QuantizeResult:
     """What is lost in the model's own metric; None if the model has no tokenizer, or reads no built-in sentences."""
     check: QualityLoss | None = None
     """The loss on the examples of a `QualityLimit`."""
+    float_heads: tuple[str, ...] = ()
+    """Custom heads, which stay in float."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def quantize(
         verdict=agreement.verdict,
         metric_loss=lost,
         check=loss,
+        float_heads=tuple(artifact.head_graphs),
     )
 
 

@@ -29,6 +29,11 @@ TOKENS_AT_ONCE = 4096  # gradients keep the activations of every layer
 
 def torch_model(stored: StoredModel) -> AlbertModel:
     """A stored model in float, for gradients with respect to its inputs."""
+    if stored.head_graphs:
+        raise AlbertkitError(
+            "gradients are not available: this model has a custom head, which is stored as an ONNX graph. "
+            "Choose the method occlusion."
+        )
     floats = {name: np.asarray(as_float(weight), np.float32) for name, weight in stored.weights.items()}
     model = AlbertModel.from_artifact(Artifact(stored.config, floats, stored.tokenizer, stored.metadata))
     return model.requires_grad_(False)

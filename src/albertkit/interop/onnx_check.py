@@ -19,7 +19,7 @@ from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph_builder import as_float
 from albertkit.runtime.predict import head_scores
 from albertkit.runtime.runtime_model import RuntimeModel
-from albertkit.transformers_folder import max_tokens
+from albertkit.transformers_folder import max_tokens, score_scale
 
 COMPARED_BATCH = 8  # sentences compared at a time, since each token of an MLM has scores for the whole vocabulary
 
@@ -86,6 +86,8 @@ def typical_norm(stored: StoredModel, output: str, heads: tuple[str, ...]) -> fl
     head = next((name for name in heads if name in ("classify", "choose")), None)
     if output != "logits" or head is None:
         return 0.0
+    if head in stored.head_graphs:
+        return 1.0
     read = stored.metadata.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
     weight = as_float(stored.weights[f"heads.{head}.linear.weight"])
     return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
@@ -107,6 +109,9 @@ def runtime_outputs(
             found["logits"] = [albert.engine.mlm_logits(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
         else:
             scores = head_scores(albert, head, hidden, rows.lengths)
+            if head in albert.custom_heads:
+                factor, offset = score_scale(albert.metadata)
+                scores = [row * factor + offset for row in scores]
             if head == "answer":
                 found["start_logits"] = [s[:, 0] for s in scores]
                 found["end_logits"] = [s[:, 1] for s in scores]

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from albertkit.artifact import StoredModel
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import check_absent, write_file
+from albertkit.head_graph import HeadSession, check_head_graph, head_file
 from albertkit.interop.convert import open_stored
 from albertkit.interop.onnx_check import compared_batches, output_differences, random_batch
 from albertkit.interop.onnx_operators import PortableBuilder
@@ -37,9 +38,10 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.agreement import Agreement
 from albertkit.runtime.graph_builder import HIDDEN, as_float
 from albertkit.runtime.runtime_model import check_trained_depth
-from albertkit.tasks import TASKS
+from albertkit.tasks import TASKS, load_task
 from albertkit.tokenizer.tokenizer_files import to_json
-from albertkit.transformers_folder import fold_scores, max_tokens
+from albertkit.transformers_folder import fold_scores, max_tokens, score_scale
+from albertkit.weights import TOKEN_HEADS
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
 MAX_FILE_BYTES = 2_000_000_000  # bytes that one protobuf message may have
@@ -219,24 +221,61 @@ def _head(
     if head == "mlm":
         _name_output(b, graphs.mlm_head(b, config, weights, hidden), "logits")
         return {"logits": ["texts", "length", config.vocab_size]}
-    name = f"heads.{head}.linear"
-    labels = len(as_float(weights[f"{name}.bias"]))
+    scores = score_nodes(b, stored, head, hidden, inside)
     if head == "answer":
-        start, end = b.split(graphs.dense(b, weights, name, hidden), 2)
+        start, end = b.split(scores, 2)
         for part, called in ((start, "start_logits"), (end, "end_logits")):
             _name_output(b, b.node("Squeeze", part, b.constant([-1], np.int64)), called)
         return {"start_logits": ["texts", "length"], "end_logits": ["texts", "length"]}
-    if head == "tag":
-        called = "logits" if heads == ("tag",) else "tag_logits"
-        _name_output(b, graphs.dense(b, weights, name, hidden), called)
-        return {called: ["texts", "length", labels]}
+    called = "tag_logits" if head == "tag" and heads != ("tag",) else "logits"
+    _name_output(b, scores, called)
+    rows = ["texts", "length"] if head == "tag" else ["texts"]
+    bias = weights.get(f"heads.{head}.linear.bias")
+    return {called: [*rows, load_task(meta).outputs(head) if bias is None else len(as_float(bias))]}
+
+
+def score_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden: str, inside: str) -> str:
+    """The scores of a head of a task."""
+    config, meta, name = stored.config, stored.metadata, f"heads.{head}.linear"
+    if head in stored.head_graphs:
+        return custom_head_nodes(b, stored, head, hidden, inside)
+    if head in TOKEN_HEADS:
+        return graphs.dense(b, stored.weights, name, hidden)
     if meta.details.get("reads") == "vector":
         text = normalize_nodes(b, pool_nodes(b, stored, hidden, inside, meta.pooling))
     else:
         text = pool_nodes(b, stored, hidden, inside, "mean" if config.options.classifier == "mean" else "pooler")
     b.prefix = f"{head}."
-    _name_output(b, graphs.dense(b, weights, name, text), "logits")
-    return {"logits": ["texts", labels]}
+    return graphs.dense(b, stored.weights, name, text)
+
+
+def custom_head_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden: str, inside: str) -> str:
+    """The nodes of a custom head's graph, with its weights; then the temperature, mean and standard deviation."""
+    data, width = stored.head_graphs[head], stored.config.hidden_size
+    HeadSession(head, data, stored.weights).scores(
+        np.zeros((1, 2, width), np.float32), np.array([2])
+    )  # memory is limited
+    graph = check_head_graph(head_file(head), data, stored.weights).graph
+    wide = b.node("Cast", b.node("Unsqueeze", inside, b.constant([2], np.int64)), to=TensorProto.BOOL)
+    names = {"": "", "hidden": b.node("Where", wide, hidden, b.constant(0.0, np.float32))}
+    names["mask"] = b.node("Cast", inside, to=TensorProto.BOOL)
+    for entry in graph.input:
+        if entry.name not in names:
+            names[entry.name] = b.weight(entry.name, as_float(stored.weights[entry.name]))
+    for tensor in graph.initializer:
+        names[tensor.name] = b.weight(tensor.name, numpy_helper.to_array(tensor))
+    for node in graph.node:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        names |= {output: b.fresh(node.op_type) for output in node.output if output}
+        copy.input[:] = [names[name] for name in node.input]
+        copy.output[:] = [names[name] for name in node.output]
+        b.nodes.append(copy)
+    factor, offset = score_scale(stored.metadata)
+    if (factor, offset) == (1.0, 0.0):
+        return names["scores"]
+    scaled = b.node("Mul", names["scores"], b.constant(factor, np.float32))
+    return b.node("Add", scaled, b.constant(offset, np.float32))
 
 
 def pool_nodes(b: PortableBuilder, stored: StoredModel, hidden: str, inside: str, how: str) -> str:

@@ -1,8 +1,8 @@
 """`AlbertModel`: one encoder and any number of named heads, the built-in heads, and pooling.
 
 In: a config or a folder. Out: a `ModelOutput`. The parameters have the names of `weights.py`. A head is any `nn.Module`
-whose `forward` takes an `EncoderOutput` (see `docs/guides/own-layers.md`). Before this file: `encoder.py`; the losses
-are in `train/task_heads.py`.
+whose `forward` takes an `EncoderOutput`; `CustomHead` wraps a module that takes padded hidden states (see
+`docs/guides/own-layers.md`). Before this file: `encoder.py`; the losses are in `train/task_heads.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.model.encoder import ACTIVATION, Encoder, EncoderOutput
+from albertkit.model.head_export import check_scores, compare_graph, export_head
 from albertkit.model.optional_modules import make_norm, text_means
 from albertkit.model.packed_batch import Batch
 from albertkit.tokenizer import Tokenizer
-from albertkit.weights import HEADS, heads_in
+from albertkit.weights import HEADS, TOKEN_HEADS, heads_in
 
 POOLINGS = ("mean", "cls", "pooler", "max")
 
@@ -82,12 +83,17 @@ class AlbertModel(nn.Module):
         """Load an artifact or its folder. Custom heads in the file need a module of the same name in `heads`."""
         if not isinstance(artifact, Artifact):
             artifact = read_artifact(artifact)
-        modules = dict(heads or {})
+        modules, width = dict(heads or {}), artifact.config.hidden_size
         for name in heads_in(artifact.weights):
+            if name in modules and name in artifact.head_graphs and not isinstance(modules[name], CustomHead):
+                modules[name] = CustomHead(name, modules[name], width)
             if name in modules:
                 continue
-            if name not in HEADS:
-                raise AlbertkitError(f"the file has a custom head {name!r}. Pass heads={{{name!r}: module}}.")
+            if name not in HEADS or name in artifact.head_graphs:
+                raise AlbertkitError(
+                    f"the model has a custom head {name!r}, whose Python class is not stored: it cannot run in torch. "
+                    f"Pass an object of the class to AlbertModel.from_artifact: heads={{{name!r}: module}}."
+                )
             rows = artifact.weights.get(f"heads.{name}.linear.weight")
             modules[name] = build_head(name, artifact.config, labels=2 if rows is None else len(rows))
         model = cls(artifact.config, modules, pooler="encoder.pooler.weight" in artifact.weights)
@@ -107,6 +113,13 @@ class AlbertModel(nn.Module):
         """All parameters as numpy arrays under the names of `weights.py`."""
         return {name: value.detach().cpu().numpy() for name, value in self.state_dict().items()}
 
+    def head_graphs(self) -> dict[str, bytes]:
+        """The ONNX graphs of the custom heads by name, compared with the heads as they are now."""
+        heads = {name: head for name, head in self.heads.items() if isinstance(head, CustomHead)}
+        for name, head in heads.items():
+            compare_graph(name, head.module, head.graph, self.config.hidden_size)
+        return {name: head.graph for name, head in heads.items()}
+
     def save(
         self,
         folder: Path | str,
@@ -115,7 +128,8 @@ class AlbertModel(nn.Module):
         overwrite: bool = False,
     ) -> Path:
         """Write an artifact folder."""
-        artifact = Artifact(self.config, self.weights(), tokenizer, metadata or ArtifactMetadata())
+        metadata = metadata or ArtifactMetadata()
+        artifact = Artifact(self.config, self.weights(), tokenizer, metadata, self.head_graphs())
         return write_artifact(artifact, folder, overwrite=overwrite)
 
 
@@ -255,6 +269,30 @@ class ChooseHead(Head):
                 f"{texts} texts cannot be split into questions of {choices} choices. Pass all choices of each question."
             )
         return ClassLogits(self.scores(self.text(encoded)).view(-1, choices))
+
+
+class CustomHead(nn.Module):
+    """A module of the user in place of a built-in head. The artifact stores it as an ONNX graph.
+
+    module: takes `hidden` (texts, length, H), which is 0 at padding, and `mask` (texts, length), which is False there.
+    Returns scores: (texts, outputs) for classify and choose, (texts, length, outputs) for tag and answer.
+    outputs: the number of scores that the task needs; None: any.
+    """
+
+    def __init__(self, name: str, module: nn.Module, hidden_size: int, outputs: int | None = None) -> None:
+        super().__init__()
+        self.graph = export_head(name, module, hidden_size, outputs)
+        self.name, self.module = name, module
+
+    def forward(self, encoded: EncoderOutput, choices: int = 1) -> ClassLogits | SpanLogits:
+        mask = encoded.batch.padding.mask
+        scores = self.module(encoded.batch.pad(encoded.hidden), mask)
+        check_scores(self.name, self.module, scores, mask)
+        if self.name in TOKEN_HEADS:
+            scores = scores[mask]  # (tokens, outputs)
+        if self.name == "answer":
+            return SpanLogits(*scores.unbind(-1))
+        return ClassLogits(scores.view(-1, choices) if self.name == "choose" else scores)
 
 
 def pool(encoded: EncoderOutput, how: str = "mean") -> Tensor:

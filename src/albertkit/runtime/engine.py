@@ -11,8 +11,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import numpy as np
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
+from albertkit.onnx_session import open_session
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
@@ -278,21 +278,10 @@ def machine_max_level() -> int:
     return MAX_LEVEL if "avx512_vnni" in flags or "avx_vnni" in flags else 127
 
 
-@cache
-def share_memory() -> None:
-    """Let all sessions of this process compute in the same memory. Otherwise each keeps that of its largest batch."""
-    import onnxruntime as ort
-
-    kind, device = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0
-    with suppress(RuntimeError):  # another library in this process has done it
-        ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, device, ort.OrtMemType.DEFAULT), None)
-
-
 def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:
     """An onnxruntime session of a graph. The weights are not copied."""
     import onnxruntime as ort
 
-    share_memory()
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -300,7 +289,6 @@ def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = (
         ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     )  # the graphs already use fused operators
-    options.add_session_config_entry("session.use_env_allocators", "1")
     names = list(graph.weights)
     options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
-    return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
+    return open_session(graph.model, options)

@@ -24,6 +24,7 @@ from albertkit.tasks.examples import DialogueTurn, Example, TaggedExample, TextE
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
 from albertkit.unreadable_text import find_unreadable, report_unreadable
+from albertkit.weights import TOKEN_HEADS
 
 
 class PredictKeywords(TypedDict, total=False):
@@ -157,7 +158,7 @@ def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> 
     """Scores of each text of a batch from hidden states (texts, length, H); tuples for a task of two heads."""
     heads = model.task.heads
     for head in heads:
-        if head != "vector" and head not in model.heads:
+        if head != "vector" and head not in model.heads and head not in model.custom_heads:
             raise AlbertkitError(f"this model has no {head!r} head. Fine-tune it for the task first.")
     by_head = [head_scores(model, head, hidden, lengths) for head in heads]
     return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
@@ -167,8 +168,11 @@ def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.
     """One head's scores for each text of a batch."""
     if head == "vector":
         return list(pool(model, hidden, lengths, "mean"))
+    if head in model.custom_heads:
+        rows = model.custom_heads[head].scores(hidden, lengths)
+        return [row[:n] for row, n in zip(rows, lengths, strict=True)] if head in TOKEN_HEADS else list(rows)
     weight, bias = model.heads[head]
-    if head in ("tag", "answer"):
+    if head in TOKEN_HEADS:
         scores = hidden.reshape(-1, hidden.shape[-1]) @ weight.T + bias  # one product for all texts
         by_text = scores.reshape(*hidden.shape[:2], -1)
         return [row[:length] for row, length in zip(by_text, lengths, strict=True)]

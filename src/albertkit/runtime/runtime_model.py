@@ -18,11 +18,14 @@ from albertkit import builtin
 from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.head_graph import HeadSession
 from albertkit.quantized import quantize_weights, unpack_weights
 from albertkit.runtime.batching import TOKEN_BUDGET
-from albertkit.runtime.engine import Engine, InferenceEngine, open_engine
+from albertkit.runtime.engine import Engine, InferenceEngine, cores, open_engine
 from albertkit.runtime.graph import Weights
 from albertkit.runtime.graph_builder import as_float
+from albertkit.tasks import TASKS, load_task
+from albertkit.weights import heads_in
 
 if TYPE_CHECKING:
     from albertkit.runtime.generate import TextGenerator
@@ -60,9 +63,13 @@ class RuntimeModel:
         kind = stored.metadata.quantization or (f"int{bits}" if bits else "float")
         self.name = f"{stored.identity[:16]}-{kind}-{stored.metadata.pooling}-depth{self.depth}-{self.max_tokens}"
         self.heads = {
-            name.split(".")[1]: (as_float(weights[name]), as_float(weights[name.replace("weight", "bias")]))
-            for name in weights
-            if name.startswith("heads.") and name.endswith(".linear.weight")
+            head: (as_float(weights[f"heads.{head}.linear.weight"]), as_float(weights[f"heads.{head}.linear.bias"]))
+            for head in heads_in(weights)
+            if f"heads.{head}.linear.weight" in weights
+        }
+        self.custom_heads = {
+            head: HeadSession(head, graph, weights, threads or cores(), self.task.outputs(head))
+            for head, graph in (stored.head_graphs.items() if self.metadata.task in TASKS else ())
         }
         self.can_fill_masks = "heads.mlm.bias" in weights
         self._generation_weights: Weights = dict(weights) if stored.metadata.task == "generate" else {}
@@ -100,8 +107,6 @@ class RuntimeModel:
     @cached_property
     def task(self) -> Any:
         """The task the model was fine-tuned for, a class of `tasks/`. Raises for a model without a task."""
-        from albertkit.tasks import load_task
-
         return load_task(self.metadata)
 
     @cached_property

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError, check_finite, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.albert_model import Head, to_tensors
+from albertkit.model.albert_model import CustomHead, Head, to_tensors
 from albertkit.runtime.batching import group_by_length
 from albertkit.tasks import load_task
 from albertkit.tasks.answer import AnswerTask
@@ -59,7 +59,8 @@ class FinetuneObjective(nn.Module):
         self.model, self.task = model, task
         self.network: nn.Module = model  # the model, or a wrapper around it
         self.heads = task.heads
-        self.reads_all_tokens = not set(self.heads) <= FIRST_TOKEN_HEADS
+        has_custom_head = any(isinstance(head, CustomHead) for head in model.heads.values())
+        self.reads_all_tokens = has_custom_head or not set(self.heads) <= FIRST_TOKEN_HEADS
         self.dtype = torch.float32
 
     def run(self, batch: Batch, targets: Sequence[Any] = (), keep_layers: bool = False) -> ModelOutput:
@@ -115,7 +116,8 @@ class FinetuneTask:
         self.objective = FinetuneObjective(self.model, task)
         self.metric = metric
         inputs = [(f.ids, f.target) for unit in self.features for f in unit]
-        content = repr((type(self).__name__, task.labels, model.config, inputs, *loss_settings(task)))
+        loss = (*loss_settings(task), *custom_head_shapes(self.model))
+        content = repr((type(self).__name__, task.labels, model.config, inputs, *loss))
         self.identity = hashlib.sha256(content.encode() + self.identity_bytes()).hexdigest()[:16]
         self.position = (0, 0)  # epoch and batch
         self._order: tuple[int, list[np.ndarray]] | None = None
@@ -132,8 +134,9 @@ class FinetuneTask:
         """The model to train."""
         model = build_task_model(self.initial_model, self.task)
         if self.task.heads == ("classify",) and self.task.kind == "multi":
-            head: Head = model.heads["classify"]  # type: ignore[assignment]
-            init_bias_from_frequencies(head, [f.target for unit in self.features for f in unit])
+            head = model.heads["classify"]
+            if isinstance(head, Head):
+                init_bias_from_frequencies(head, [f.target for unit in self.features for f in unit])
         return model
 
     def make_batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
@@ -272,7 +275,7 @@ class FinetuneTask:
         )
         if "vector" in task.heads:  # the pooling that was trained
             meta = dataclasses.replace(meta, pooling="mean", prompts={})
-        return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+        return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta, self.model.head_graphs())
 
 
 def predict_scores(
@@ -325,6 +328,12 @@ def loss_settings(task: Task) -> list[tuple[str, object]]:
     custom: list[tuple[str, object]] = [("loss", type(task).__name__)] if custom_loss(task) else []
     kinds = str | int | float | tuple | list
     return custom + [(name, value) for name, value, default in values if isinstance(value, kinds) and value != default]
+
+
+def custom_head_shapes(model: AlbertModel) -> list[tuple[str, list[tuple[str, tuple[int, ...]]]]]:
+    """The class of each custom head and the shapes of its tensors, by which a run is recognised."""
+    heads = [head.module for head in model.heads.values() if isinstance(head, CustomHead)]
+    return [(type(head).__name__, [(n, tuple(t.shape)) for n, t in head.state_dict().items()]) for head in heads]
 
 
 def zero_scores(task: Task, feature: Feature, hidden_size: int) -> np.ndarray | tuple[np.ndarray, ...]:

@@ -7,6 +7,7 @@ hidden states are in `distill_task.py`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,15 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
+from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, ModelOutput
-from albertkit.model.albert_model import Head, build_head, to_tensors
+from albertkit.model.albert_model import CustomHead, Head, build_head, to_tensors
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.generation import GenerateTask, check_can_generate
 from albertkit.tasks.match import MatchTask
 from albertkit.tasks.task import IGNORE_INDEX, Task
-from albertkit.weights import HEADS
+from albertkit.weights import CUSTOM_HEADS, HEADS
+
+HeadClass = Callable[[int, int], nn.Module]
+"""Makes a custom head from the hidden size and the number of outputs."""
 
 
 def build_task_model(initial: Artifact, task: Task) -> AlbertModel:
@@ -44,7 +49,11 @@ def build_task_model(initial: Artifact, task: Task) -> AlbertModel:
 
 
 def build_task_head(name: str, initial: Artifact, task: Task) -> nn.Module:
-    """A new head with one row per label; a custom task builds its own."""
+    """A new head with one row per label, or the one that the task's method `module` returns."""
+    if name in CUSTOM_HEADS and hasattr(task, "module"):
+        module = task.module(name, initial.config)
+        if module is not None:
+            return CustomHead(name, module, initial.config.hidden_size, task.outputs(name))
     if name not in HEADS:
         if not hasattr(task, "module") or custom_loss(task) is None:
             raise AlbertkitError(
@@ -54,6 +63,22 @@ def build_task_head(name: str, initial: Artifact, task: Task) -> nn.Module:
         head: nn.Module = task.module(name, initial.config)
         return head
     return build_head(name, initial.config, labels=task.outputs(name))
+
+
+def with_head(task: Task, head: HeadClass) -> Task:
+    """The task with a custom head: what a subclass with the method `module` does."""
+    if len(task.heads) != 1 or task.heads[0] not in CUSTOM_HEADS:
+        raise AlbertkitError(
+            f"head is not available for {task.name}: its heads are {', '.join(task.heads)}, and one of "
+            f"{', '.join(CUSTOM_HEADS)} can be replaced. Omit head, or write a subclass of the task (own-layers.md)."
+        )
+
+    def module(self: Task, name: str, config: AlbertConfig) -> nn.Module:
+        return head(config.hidden_size, self.outputs(name))
+
+    fields: Any = dataclasses.fields(task)  # type: ignore[arg-type]
+    custom: type[Task] = type(type(task).__name__, (type(task),), {"module": module})
+    return custom(**{field.name: getattr(task, field.name) for field in fields if field.init})
 
 
 @torch.no_grad()
@@ -75,6 +100,12 @@ def has_same_task(task: Task, model: Artifact) -> bool:
 
 def copy_heads(model: AlbertModel, source: Artifact) -> None:
     """Copy the heads of a model that was fine-tuned for the same task."""
+    for name in source.head_graphs:
+        if not isinstance(model.heads[name], CustomHead):
+            raise AlbertkitError(
+                f"the model has a custom head {name!r}, whose Python class is not stored: it cannot be trained here. "
+                "Train it in Python with a task that has the method module, or start from a model without this head."
+            )
     heads = {n: torch.from_numpy(np.array(a)) for n, a in source.weights.items() if n.startswith("heads.")}
     state = model.state_dict()
     fitting = {n: a for n, a in heads.items() if n in state and state[n].shape == a.shape}
