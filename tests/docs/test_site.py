@@ -21,9 +21,9 @@ def test_every_page_is_on_the_site():
     assert set(named) == there, f"to add to NAVIGATION: {there - set(named)}; to take out: {set(named) - there}"
 
 
-def test_english_docs_have_at_most_28_pages():
+def test_english_docs_have_at_most_30_pages():
     pages = [p for p in (ROOT / "docs").rglob("*.md") if "zh" not in p.relative_to(ROOT).parts]
-    assert len(pages) <= 28, sorted(str(p) for p in pages)
+    assert len(pages) <= 30, sorted(str(p) for p in pages)
 
 
 def test_twins_point_at_each_other():
