@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from albertkit import Albert
+from albertkit import Albert, folder_replace
 from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
+from albertkit.folder_replace import lock_folder
 from albertkit.train.checkpoint import saved_steps
 from albertkit.train.elastic import finetune_elastic
 from albertkit.train.finetune import finetune_examples
@@ -61,6 +62,63 @@ def test_resume_continues_and_overwrite_starts_again(start, tmp_path):
     assert saved_steps(run)[-1] == 2 and (tmp_path / "a" / "notes.txt").exists()
     with pytest.raises(AlbertkitError, match="exclude each other"):
         replace(QUICK, resume=True, overwrite=True)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_command_that_fails_deletes_and_writes_nothing(start, tmp_path, freeze):
+    write_artifact(start, tmp_path / "start")
+    base, out = tmp_path / "start", tmp_path / "out"
+    unreadable = [replace(example, text="\U0001f9ff \U0001fae0") for example in texts(32)]
+    plain = replace(QUICK, freeze=freeze)
+    with pytest.raises(AlbertkitError):
+        finetune_examples("classify", unreadable, texts(8), out, base, plain)
+    assert not (out / "settings.json").exists()  # so the corrected command is not refused
+    first = weights(finetune_examples("classify", texts(32), texts(8), out, base, replace(plain, max_length=12)))
+    over = replace(plain, overwrite=True)
+    with pytest.raises(AlbertkitError):
+        finetune_examples("classify", unreadable, texts(8), out, base, over)
+    with pytest.raises(AlbertkitError, match="is in .*out, whose run --overwrite deletes. Choose another --output"):
+        finetune_examples("classify", texts(32), texts(8), out, out / "model", over)
+    assert (out / "model" / "model.safetensors").read_bytes() == first and (out / "report.md").exists()
+    finetune_examples("classify", texts(32), texts(8), out, base, over)
+    assert json.loads((out / "settings.json").read_text())["max_length"] == QUICK.max_length
+
+
+def test_an_unknown_metric_deletes_nothing(start, tmp_path):
+    first = weights(tuned(tmp_path, start))
+    with pytest.raises(AlbertkitError, match="no metric 'acuracy'"):
+        tuned(tmp_path, start, replace(QUICK, metric="acuracy", overwrite=True))
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == first
+
+
+def test_overwrite_deletes_only_what_finetune_wrote(start, tmp_path):
+    over = replace(QUICK, overwrite=True)
+    for name, content in (("settings.json", '{"steps": 3}'), ("report.md", "mine"), ("model/notes.txt", "mine")):
+        file = tmp_path / name.replace("/", "-") / name
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+        with pytest.raises(AlbertkitError, match="was not written by finetune.*Delete it, or choose another --output"):
+            tuned(tmp_path / name.replace("/", "-"), start, over)
+        assert file.read_text() == content
+    tuned(tmp_path / "run", start)
+    (tmp_path / "run" / "runs" / "notes.txt").write_text("mine")
+    tuned(tmp_path / "run", start, over)
+    assert (tmp_path / "run" / "runs" / "notes.txt").read_text() == "mine"
+    (tmp_path / "run" / "model" / "albertkit.json").unlink()
+    with pytest.raises(AlbertkitError, match="model was not written by finetune"):
+        tuned(tmp_path / "run", start, over)
+
+
+def test_elastic_training_locks_its_folder(start, tmp_path, monkeypatch):
+    model = tuned(tmp_path / "model", start).model
+    out = tmp_path / "out"
+    out.mkdir()
+    with lock_folder(out):
+        monkeypatch.setattr(folder_replace, "_locks", set())  # as another process sees it
+        with pytest.raises(AlbertkitError, match="out is in use"):
+            finetune_elastic(model, texts(32), texts(8), out, ElasticSettings(epochs=1, device="cpu"))
+        monkeypatch.undo()
+    assert [path.name for path in out.iterdir()] == [".lock"]
 
 
 def test_the_command_has_these_options(start, tmp_path):

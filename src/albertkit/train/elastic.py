@@ -47,6 +47,7 @@ from albertkit.train.finetune_task import (
 )
 from albertkit.train.presets import preset_epochs
 from albertkit.train.pretrain import consistency_loss
+from albertkit.train.run_settings import check_not_deleted
 from albertkit.train.task_heads import LOSSES, copy_heads, distill_loss, has_same_task
 from albertkit.train.train_settings import ElasticSettings, TrainSettings
 
@@ -233,14 +234,16 @@ def finetune_elastic(
 
     With a teacher, `model` may be a model without a task. It is then trained for the teacher's task.
     """
-    unlabelled = unlabelled or UnlabelledTexts(())
+    unlabelled, settings = unlabelled or UnlabelledTexts(()), settings or ElasticSettings()
+    for path in (model, unlabelled.teacher):
+        check_not_deleted(path, Path(output), settings)
     artifact = model if isinstance(model, Artifact) else open_model(model)
     teacher = unlabelled.teacher
     if teacher is not None and not isinstance(teacher, Artifact):
         teacher = open_model(teacher)
     if teacher is not None and not unlabelled.texts:
         raise AlbertkitError("a teacher was passed without texts to label. Pass texts as well.")
-    source, settings = task_source(artifact, teacher), settings or ElasticSettings()
+    source = task_source(artifact, teacher)
     task = load_task(source.metadata)
     unknown = check_known_labels(task, train, "which cannot be learnt")
     if unknown:

@@ -38,7 +38,7 @@ from albertkit.train.finetune_runs import FinetuneJob, run_seeds
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.presets import FEW_EXAMPLES
 from albertkit.train.run_lock import lock_run
-from albertkit.train.run_settings import prepare_output, write_settings
+from albertkit.train.run_settings import check_not_deleted, check_output, write_settings
 from albertkit.train.train_settings import FinetuneSettings
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def finetune_examples(
     """`finetune` for lists of checked examples; `dev` may be empty."""
     settings, output = settings or FinetuneSettings(), Path(output)
     output.mkdir(parents=True, exist_ok=True)
+    check_not_deleted(model, output, settings)
     if settings.is_frozen:
         if head is not None:
             raise AlbertkitError("head and freeze exclude each other: a head on frozen vectors is linear. Omit one.")
@@ -131,7 +132,7 @@ def finetune_examples(
             raise AlbertkitError(
                 "a head on frozen vectors needs a model folder, not a model in memory. Write the model first."
             )
-        prepare_output(output, task, settings, log)
+        check_output(output, task, settings, log)
         result = train_frozen_head(task, train, dev, output, model, settings)
         write_settings(output, task, settings)
         return result

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from albertkit.tasks.examples import Example
 from albertkit.tasks.task import lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.presets import Schedule, preset_learning_rate, preset_schedule
-from albertkit.train.run_settings import prepare_output, write_settings
+from albertkit.train.run_lock import lock_run
+from albertkit.train.run_settings import begin_run, check_output, write_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from albertkit.unreadable_text import check_training_texts
 
@@ -53,14 +55,21 @@ class FinetuneJob:
     dev: Sequence[Any]
     output: Path
     settings: FinetuneSettings
+    begin: Callable[[], None] = lambda: None  # called after all checks, before the folder is written
 
 
 def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     """Train once for each seed; the best run is the result."""
+    with lock_run(job.output):
+        return _run_seeds(job, log)
+
+
+def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     settings, output = job.settings, job.output
     task_name = getattr(job.task, "name", "")
-    prepare_output(output, task_name, settings, log)
-    dev_before = _dev_hash_before(output)
+    check_output(output, task_name, settings, log)
+    job = dataclasses.replace(job, begin=cache(partial(begin_run, output, task_name, settings)))  # once
+    dev_before = None if settings.overwrite else _dev_hash_before(output)
     if job.model.tokenizer is not None:
         texts = [example.joined_text() for example in job.examples if isinstance(example, Example)]
         check_training_texts(job.model.tokenizer, texts, settings.max_unknown)
@@ -158,6 +167,7 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     task.settings = loop_settings(settings, steps, rate, seed, _evaluations(job.settings, schedule.epochs))
     task.model.encoder.checkpointing = settings.gradient_checkpointing
     task.model.encoder.layer_decay = settings.layer_decay
+    job.begin()
     folder = job.output / "runs" / f"seed-{seed}"
     done = max(saved_steps(folder), default=0)
     if done > steps:

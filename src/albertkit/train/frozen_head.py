@@ -30,6 +30,7 @@ from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.linear_heads import LinearHead, fit_logistic, fit_nearest
+from albertkit.train.run_settings import begin_run
 from albertkit.train.train_settings import FinetuneSettings
 from albertkit.unreadable_text import check_training_texts
 
@@ -64,6 +65,7 @@ def train_frozen_head(
     out_of_scope = [e for e in train if e.label == OUT_OF_SCOPE]
     artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)
     seconds = time.perf_counter() - began
+    begin_run(output, task, settings)
     write_head(artifact, model, output / "model", overwrite=(output / "model").exists())
     albert = Albert(output / "model")
     results = predict(albert, dev, "classify") if len(dev) else []

@@ -1,6 +1,6 @@
 """The lock of a training folder: two runs never write to the same one.
 
-In: a folder. Out: a context that holds its lock. `loop.py`, `finetune.py` and `distill.py` use it.
+In: a folder. Out: a context that holds its lock. `loop.py`, `finetune.py`, `finetune_runs.py` and `distill.py` use it.
 """
 
 from __future__ import annotations
