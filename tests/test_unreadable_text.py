@@ -149,6 +149,16 @@ def test_indexing_unreadable_texts_is_refused(english, tmp_path):
         assert index.add(chinese, max_unknown=1.0) == 3
 
 
+def test_order_and_repetition_of_texts_do_not_change_what_an_index_refuses(english, tmp_path):
+    readable = [Record(f"e{i}", f"note number {i}", "a", i) for i in range(60)]
+    with Index.create(tmp_path / "first.idx", english) as index, pytest.warns(UnreadableTextWarning):
+        assert index.add([Record("c", CHINESE[0], "a", 0), *readable], batch=8) == 61
+    with Index.create(tmp_path / "same.idx", english) as index, pytest.raises(UnreadableTextError):
+        index.add([Record(f"c{i}", CHINESE[0], "a", i) for i in range(40)])
+    with Index.create(tmp_path / "full.idx", english) as index, pytest.raises(UnreadableTextError):
+        index.add([Record(f"c{i}", f"{CHINESE[0]}{i}", "a", i) for i in range(8)], batch=8)
+
+
 def test_bulk_work_counts_unreadable_texts(tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(["a cat", *CHINESE]))
@@ -180,6 +190,11 @@ def test_commands_print_one_line_of_warning(tmp_path, command):
     lines = [line for line in done.stderr.splitlines() if "cannot read" in line]
     assert done.returncode == 0 and len(lines) == 1, done.stderr
     assert lines[0].startswith("warning: ") and "use small-zh" in lines[0]
+
+
+def test_each_unreadable_text_of_tokenize_is_named(tmp_path):
+    lines = [line for line in albertkit(tmp_path, "tokenize", "hello", *CHINESE[:2]).stderr.splitlines() if line]
+    assert len(lines) == 2 and all(text in line for text, line in zip(CHINESE, lines, strict=False))
 
 
 def test_index_command_refuses_and_another_model_can_create_the_index(tmp_path):

@@ -50,11 +50,11 @@ __all__ = [
     "Albert", "AlbertConfig", "AlbertkitError", "AnswerResult", "Artifact", "ChoiceExample", "ChoiceResult",
     "Classification", "Clusters", "DialogueState", "DialogueTurn", "EarlyExitVectors", "EmbedOptions",
     "EvaluationResult", "ExitCalibration", "Explainer", "Explanation", "ExportResult", "ExportSettings",
-    "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction",
-    "MatchResult", "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample",
-    "Record", "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
-    "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning", "calibrate", "cluster", "convert", "evaluate", "export", "finetune",
-    "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve", "shape_cost",
-    "write_artifact",
+    "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction", "MatchResult",
+    "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample", "Record",
+    "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
+    "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning", "calibrate",
+    "cluster", "convert", "evaluate", "export", "finetune", "make_static_model", "open_model", "plan", "preset",
+    "prune", "quantize", "read_artifact", "serve", "shape_cost", "write_artifact",
 ]
 # fmt: on

@@ -102,7 +102,7 @@ class ArtifactMetadata:
         for name, (kind, rule) in _FIELD_TYPES.items():
             value: Any = getattr(self, name)
             if not isinstance(value, kind):
-                raise AlbertkitError(f"{name} is {value!r} in {METADATA_FILE}; it must be {rule}. Correct the file.")
+                raise AlbertkitError(f"{name} is {value!r} in {METADATA_FILE}; it must be {rule}. Use another copy.")
         texts = [*self.labels, *self.prompts, *self.prompts.values()]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(s, dict) for s in self.history):
             raise AlbertkitError(f"labels, prompts or history in {METADATA_FILE} contain values of the wrong type")

@@ -73,7 +73,7 @@ def recover_folder(target: Path) -> None:
             if not found:
                 return
             moved_at, old = found[-1]
-            if time.time() - moved_at < CRASH_SECONDS:
+            if 0 <= time.time() - moved_at < CRASH_SECONDS:
                 time.sleep(0.05)
                 continue
             old.rename(target)

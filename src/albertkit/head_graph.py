@@ -129,6 +129,9 @@ def _check_tensor(name: str, tensor: TensorProto) -> None:
 
 
 def _check_inputs(name: str, graph: GraphProto, weights: HeadWeights) -> None:
+    names = [entry.name for entry in graph.input]
+    if len(set(names)) < len(names):
+        raise _refusal(name, "has two inputs of the same name")
     for entry in graph.input:
         shape = tuple(dim.dim_value for dim in entry.type.tensor_type.shape.dim)
         if entry.name in INPUTS:

@@ -8,8 +8,9 @@ file: `runtime/engine.py` and `head_graph.py`.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -41,6 +42,11 @@ def _register(limit: int | None) -> None:
 
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     settings = None if limit is None else ort.OrtArenaCfg(limit, -1, -1, -1)
-    with suppress(RuntimeError):  # another library in this process has done it
+    try:
         ort.create_and_register_allocator(memory, settings)
+    except RuntimeError:  # another library in this process has done it
+        if limit is not None:
+            raise AlbertkitError(
+                "this onnxruntime cannot limit the memory of a custom head. Update it: pip install -U onnxruntime"
+            ) from None
     _registered.append(limit)

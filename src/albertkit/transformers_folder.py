@@ -180,7 +180,7 @@ def score_scale(metadata: ArtifactMetadata) -> tuple[float, float]:
         found: Any = metadata.details.get(name, default)
         is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
         if not is_number or (name != "mean" and found <= 0):
-            raise AlbertkitError(f"{name} is {found!r} in albertkit.json; it must be a number. Correct the file.")
+            raise AlbertkitError(f"{name} is {found!r} in albertkit.json; it must be a number. Use another copy.")
         values[name] = float(found)
     return values["std"] / values["temperature"], values["mean"]
 

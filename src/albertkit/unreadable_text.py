@@ -23,13 +23,14 @@ MAX_UNREADABLE_TEXTS = 0.1  # training and indexing refuse a larger share of unr
 CHECKED_CHARACTERS = 10_000  # of a text
 CHECKED_TEXTS = 10_000  # of training data
 SHOWN = 30  # characters of a text in a message
+REMEDY_CHARACTERS = 200  # of a text, by which another model is chosen
 
 
 class UnreadableTextWarning(UserWarning):
     """Texts contain many characters that the model does not know, so results for them are meaningless.
 
-    >>> import warnings
     >>> from albertkit import Albert, UnreadableTextWarning
+    >>> import warnings
     >>> with warnings.catch_warnings(record=True) as found:
     ...     vector = Albert("small").embed("我想退货")
     ...
@@ -39,7 +40,17 @@ class UnreadableTextWarning(UserWarning):
 
 
 class UnreadableTextError(AlbertkitError):
-    """Too many texts are unreadable for training a model or building an index."""
+    """Too many texts are unreadable for training a model or building an index.
+
+    >>> from albertkit import TextExample, UnreadableTextError, finetune
+    >>> examples = [TextExample("我想退货", label="return"), TextExample("今天天气很好", label="weather")]
+    >>> try:
+    ...     finetune("classify", examples * 10, output="chinese", model="small", freeze=True)
+    ... except UnreadableTextError:
+    ...     print("small cannot read Chinese")
+    ...
+    small cannot read Chinese
+    """
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,9 @@ class UnreadableTexts:
 
     def describe(self, with_example: bool = True) -> str:
         """One message: the value, the rule and the remedy."""
-        subject = "the text" if self.total == 1 else f"{self.count:,} of {self.total:,} texts"
-        example = f", such as {self.example[:SHOWN]!r}" if with_example and self.total > 1 else ""
+        shown = f" {self.example[:SHOWN]!r}" if with_example else ""
+        subject = f"the text{shown}" if self.total == 1 else f"{self.count:,} of {self.total:,} texts"
+        example = f", such as{shown}" if shown and self.total > 1 else ""
         return (
             f"this model cannot read {subject}{example}: {self.share:.0%} of the characters are not in its vocabulary "
             f"(at most {MAX_UNKNOWN_CHARACTERS:.0%} may be), so the result is meaningless. {self.remedy()}"
@@ -68,7 +80,7 @@ class UnreadableTexts:
     def remedy(self) -> str:
         """A model that can read the example, or how to get one."""
         name = builtin.language_model(self.example)
-        if name is None or unknown_share(_tokenizer(name), self.example) > MAX_UNKNOWN_CHARACTERS:
+        if name is None or unknown_share(_tokenizer(name), self.example[:REMEDY_CHARACTERS]) > MAX_UNKNOWN_CHARACTERS:
             return "No built-in model can read it: use an ALBERT model for its language, or pre-train one."
         return f"The built-in model {name} can read it: use {name}, or a model fine-tuned from it."
 

@@ -73,9 +73,14 @@ def _open_writer(target: Path, writers: Mapping[str, Any], overwrite: bool) -> I
         try:
             yield writer.write
         except (KeyboardInterrupt, OSError, AlbertkitError) as error:
-            with contextlib.suppress(OSError):
+            try:
                 writer.close()
                 file.close()
+            except OSError:  # a full disk: the part is not complete
+                part.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    file.close()
+                raise _stopped(error, 0, part) from None
             raise _stopped(error, writer.rows, part) from None
         writer.close()
     os.replace(part, target)  # noqa: PTH105  atomic on every system

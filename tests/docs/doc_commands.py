@@ -56,7 +56,7 @@ SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to 
                  ["--steps", "2", "--batch-size", "4", "--lengths", "32", "--shape", "tiny-shape.json", "--no-tensorboard"]),
     "distill": ({"--minutes": 1, "--steps": 1, "--batch-size": 1}, ["--steps", "2", "--batch-size", "4", "--no-tensorboard", "--max-unknown", "1"]),
     "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch-size", "8", "--restarts", "0", "--max-unknown", "1"]),
-    "elastic": ({"--epochs": 1}, ["--epochs", "1", "--batch-size", "4"]),
+    "elastic": ({"--epochs": 1}, ["--epochs", "1", "--batch-size", "4", "--max-unknown", "1"]),
     "prune": ({"--minutes": 1, "--epochs": 1}, []),
     "quantize": ({"--minutes": 1, "--epochs": 1}, []),
     "static": ({"--dim": 1}, []),

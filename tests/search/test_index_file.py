@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +165,21 @@ def test_a_text_is_embedded_while_other_programs_write(tmp_path):
     with Index.create(tmp_path / "t.idx", Meanwhile()) as index:
         index.add([Record("own", "of this one")])
         assert len(index) == 2
+
+
+def test_journal_of_a_deleted_index_is_not_applied_to_a_new_one(tmp_path):
+    path, embedder = tmp_path / "notes.idx", Toy()
+    with Index.create(path, embedder) as index:
+        index.add([Record("a", "a cat sat", "notes", 0)])
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("UPDATE texts SET text = hex(zeroblob(200000))")
+    journal = Path(f"{path}-journal").read_bytes()
+    connection.rollback()
+    connection.close()
+    path.unlink()
+    Path(f"{path}-journal").write_bytes(journal)  # as a killed writer leaves it
+    with Index.open_or_create(path, embedder) as index:
+        assert index.is_new and index.add([Record("b", "the dog ran", "notes", 0)]) == 1
+        assert [hit.id for hit in index.search("the dog ran", k=1, mode="keyword")] == ["b"]

@@ -99,6 +99,7 @@ def test_any_host_only_if_asked_for():
     for settings in (ServeSettings(), ServeSettings(host="0.0.0.0"), ServeSettings(host="0.0.0.0", hosts="a.example")):
         assert not settings.allows_host("evil.example") and settings.allows_host("localhost")
     assert ServeSettings(hosts="A.example").allows_host("a.example")
+    assert ServeSettings(host="Box.example", auth=False).allows_host("box.example")
     assert not ServeSettings().allows_host("10.1.2.3")  # a local server has only its own addresses
 
 

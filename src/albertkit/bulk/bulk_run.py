@@ -40,7 +40,7 @@ from albertkit.bulk.worker import (
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.file_io import add_checksum, take_checksum
 from albertkit.text_reader import TextFile
-from albertkit.unreadable_text import UnreadableTexts, report_unreadable
+from albertkit.unreadable_text import UnreadableTexts, collect_unreadable, report_unreadable
 
 MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # Parquet readers skip names that start with "_"
 Engine = Callable[[BulkJob, Iterable[WorkPart], int], Iterator[PartResult]]
@@ -109,7 +109,8 @@ def check_job(job: BulkJob) -> None:
     else:
         pairs = {} if options.get("pair") is None else {"pairs": [options["pair"]]}
         options = {name: value for name, value in options.items() if name != "pair"}
-        getattr(albert, job.task)(["a text"], **pairs, **options)
+        with collect_unreadable():  # nobody passed this text
+            getattr(albert, job.task)(["a text"], **pairs, **options)
 
 
 class OutputFolder:

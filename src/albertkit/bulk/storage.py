@@ -5,6 +5,7 @@ In: paths. Out: `FileEntry`s and open files. Work on local files needs no pyarro
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
@@ -51,8 +52,18 @@ class LocalStorage:
 
     def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]:
         """The entries of a folder, sorted by path; none if it does not exist."""
-        inside = Path(folder).rglob("*") if recursive else Path(folder).glob("*")
-        entries = [self.find(path) for path in sorted(map(str, inside))]
+
+        def fail(error: OSError) -> None:
+            raise error
+
+        if not Path(folder).is_dir():
+            return []
+        inside: list[str] = []
+        for place, folders, files in os.walk(folder, onerror=fail, followlinks=False):
+            inside += [str(Path(place) / name) for name in (*folders, *files)]
+            if not recursive:
+                break
+        entries = [self.find(path) for path in sorted(inside)]
         return [entry for entry in entries if entry is not None]
 
     def create_folder(self, path: str) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 OptionValue = Any  # a value parsed and checked by click: a str, number, bool, Path, a tuple of these, or None
 PATH = click.Path(path_type=Path)
+BULK_OPTIONS = ("workers", "part_rows", "format", "skip_bad", "address")  # beside --engine
 DEFAULT_MODEL = "[default: the built-in English model]"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -131,7 +131,7 @@ def main() -> NoReturn:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "albertkit"
-        echo_line(f"{path}: {error.format_message()} (see {path} --help)")
+        echo_line(f"{path}: {' '.join(error.format_message().split())} (see {path} --help)")
         code = 2
     except (OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):

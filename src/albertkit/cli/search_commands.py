@@ -80,7 +80,7 @@ def index(
             try:
                 changed = opened.add(track_progress(records, "texts"), max_unknown=options["max_unknown"])
             except UnreadableTextError:
-                if not is_update:
+                if opened.is_new and not len(opened):
                     output.unlink(missing_ok=True)  # another model can then create it
                 raise
             deleted += 0 if options["keep"] else opened.delete_unseen(files)

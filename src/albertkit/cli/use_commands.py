@@ -106,7 +106,7 @@ def embed_tokens(
     from albertkit.vector_writer import open_token_writer, token_json
 
     context = click.get_current_context()
-    for name in ("pooling", "dim", "prompt", "normalize", "long_texts", "early_exit", "engine"):
+    for name in ("pooling", "dim", "prompt", "normalize", "long_texts", "early_exit", "engine", *cli.BULK_OPTIONS):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise AlbertkitError(
                 f"--{name.replace('_', '-')} is not available with --tokens, which writes hidden states unchanged. "

@@ -22,6 +22,7 @@ from albertkit.runtime.runtime_model import RuntimeModel
 
 MASKED_SHARE, ROUNDS = 0.15, 3
 MIN_TEXTS = 16  # fewer texts of the user say too little: built-in sentences are used
+MAX_TEXTS = 1_000  # all pairs of them are compared
 MLM, RANKING = "MLM accuracy", "similarity ranking"
 
 
@@ -57,7 +58,8 @@ def metric_loss(
 ) -> MetricLoss | None:
     """The loss on texts; if there are few, on built-in sentences. None if the model can read neither."""
     if texts is not None and len(texts) >= MIN_TEXTS:
-        compared: ComparedTexts | None = ComparedTexts(list(texts), kind)
+        kept = [text for text in texts if text.strip()][:MAX_TEXTS]
+        compared: ComparedTexts | None = ComparedTexts(kept, kind)
     else:
         compared = compared_texts(before.tokenizer)
     if compared is None:

@@ -199,6 +199,15 @@ def worker_count(count: int | None) -> int:
     return count
 
 
+def _submit(
+    pool: ProcessPoolExecutor, block: Block, tokenizer: Path, settings: CorpusSettings
+) -> Future[TokenizedDocuments]:
+    try:
+        return pool.submit(_tokenize, block, tokenizer, settings)
+    except OSError:  # the pool closes its pipe while it breaks
+        raise BrokenProcessPool from None
+
+
 def tokenize_blocks(
     blocks: Iterable[Block], tokenizer: Path, settings: CorpusSettings, workers: int = 1
 ) -> TokenizedBlocks:
@@ -211,7 +220,7 @@ def tokenize_blocks(
     waiting: deque[tuple[Block, Future[TokenizedDocuments]]] = deque()
     try:
         for block in blocks:
-            waiting.append((block, pool.submit(_tokenize, block, tokenizer, settings)))
+            waiting.append((block, _submit(pool, block, tokenizer, settings)))
             if len(waiting) > WAITING * workers:
                 first, result = waiting.popleft()
                 yield first, result.result()

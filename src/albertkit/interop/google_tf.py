@@ -56,7 +56,10 @@ def read_checkpoint(prefix: Path) -> Artifact:
     settings = read_config(prefix.parent)
     if settings.get("hidden_act", "gelu") == "gelu":
         settings["hidden_act"] = "gelu_new"  # the tanh form, which that code calls `gelu`
-    settings.setdefault("embedding_size", entries[f"{name_prefix}bert/embeddings/word_embeddings"].shape[-1])
+    table_shape = entries[f"{name_prefix}bert/embeddings/word_embeddings"].shape
+    if len(table_shape) != 2:
+        raise AlbertkitError(f"{prefix} has a word table of shape {table_shape}; it must have two axes. Copy it again.")
+    settings.setdefault("embedding_size", table_shape[-1])
     config = AlbertConfig.from_dict(settings)
     if brightmart:
         config = config.replace(options=Options(brightmart_layout=True))

@@ -20,7 +20,14 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import file_size, open_weights
-from albertkit.interop.pickle_interpreter import MAX_VALUES, PICKLE_ERRORS, CodeError, Storage, TensorView, run_pickle
+from albertkit.interop.pickle_interpreter import (
+    MAX_VALUES,
+    PICKLE_ERRORS,
+    CodeError,
+    TensorStorage,
+    TensorView,
+    run_pickle,
+)
 from albertkit.tensor_file import StoredTensor, check_shape, read_array
 
 PICKLE_LIMIT = 4 * 2**20  # bytes of a pickle, and of the directory of an archive
@@ -178,7 +185,7 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Any]:
         raise ValueError("it is neither an archive nor in the format before PyTorch 1.6")
     if not run_pickle(pickles).get("little_endian", True):
         raise ValueError("its numbers are big-endian; save it on a little-endian machine")
-    storages: dict[str, Storage] = {}
+    storages: dict[str, TensorStorage] = {}
     data, keys = run_pickle(pickles, storages), run_pickle(pickles)
     at, places = pickles.tell(), {}
     for key in keys:

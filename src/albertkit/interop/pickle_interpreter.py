@@ -35,7 +35,7 @@ class CodeError(Exception):
 
 
 @dataclass(frozen=True)
-class Storage:
+class TensorStorage:
     """A run of numbers: one record of an archive."""
 
     dtype: np.dtype
@@ -47,7 +47,7 @@ class Storage:
 class TensorView:
     """A tensor as the pickle describes it: a part of a storage."""
 
-    storage: Storage
+    storage: TensorStorage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -85,7 +85,7 @@ _VALUES = (
 )  # fmt: skip
 
 
-def run_pickle(file: io.BytesIO, storages: dict[str, Storage] | None = None) -> Any:
+def run_pickle(file: io.BytesIO, storages: dict[str, TensorStorage] | None = None) -> Any:
     """The value of the next pickle of a file: tensors become `TensorView`s. `storages` collects their storages."""
     return _Interpreter({} if storages is None else storages).run(file)
 
@@ -93,7 +93,7 @@ def run_pickle(file: io.BytesIO, storages: dict[str, Storage] | None = None) -> 
 class _Interpreter:
     """Runs the opcodes that torch.save writes."""
 
-    def __init__(self, storages: dict[str, Storage]):
+    def __init__(self, storages: dict[str, TensorStorage]):
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.storages = storages
@@ -173,12 +173,12 @@ class _Interpreter:
                 raise ValueError(f"its dicts have keys that are no names, or over {MAX_VALUES:,} items")
             target[key] = value
 
-    def storage(self, id: Any) -> Storage:
+    def storage(self, id: Any) -> TensorStorage:
         kind, dtype, key, _, length, *view = id
         is_known = kind == "storage" and isinstance(dtype, np.dtype) and type(key) in (str, int) and not any(view)
         if not is_known or not _is_size(length):
             raise ValueError("a storage is described in an unknown way; save the file with a newer PyTorch")
-        found = Storage(dtype, str(key), length)
+        found = TensorStorage(dtype, str(key), length)
         if self.storages.setdefault(found.key, found) != found:
             raise ValueError(f"storage {found.key!r} has two types or sizes")
         return found
@@ -189,7 +189,7 @@ def _is_size(number: Any) -> bool:
 
 
 def _global(name: str) -> str | np.dtype:
-    """What a pickle may name: the type of a storage as a dtype, and the functions that `_call` knows."""
+    """What a pickle may name: the type of a storage as a dtype, and the functions that `call` knows."""
     module, _, attribute = name.partition(" ")
     kind = attribute.removesuffix("Storage")
     if module in STORAGE_MODULES and attribute.endswith("Storage") and kind in STORAGES:
@@ -201,7 +201,7 @@ def _global(name: str) -> str | np.dtype:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> TensorView:
-    is_known = isinstance(storage, Storage) and isinstance(shape, tuple) and isinstance(strides, tuple)
+    is_known = isinstance(storage, TensorStorage) and isinstance(shape, tuple) and isinstance(strides, tuple)
     if not is_known or len(shape) != len(strides) or not all(map(_is_size, (offset, *shape, *strides))):
         raise ValueError("a tensor is described in an unknown way; its shape and strides must be whole numbers")
     return TensorView(storage, offset, shape, strides)

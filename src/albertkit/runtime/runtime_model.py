@@ -88,7 +88,8 @@ class RuntimeModel:
     @property
     def max_task_tokens(self) -> int:
         """Maximum tokens per example in the training of the model's task."""
-        return min(int(self.metadata.details.get("max_length", self.max_tokens)), self.max_tokens)
+        length = self.metadata.details.get("max_length")
+        return min(length, self.max_tokens) if isinstance(length, int) and length > 0 else self.max_tokens
 
     @cached_property
     def special_tokens(self) -> tuple[list[int], list[int]]:

@@ -25,6 +25,6 @@ def checksum(*parts: bytes | str | int) -> int:
     return int(total)
 
 
-def damaged(path: Path, what: str) -> AlbertkitError:
+def damage_error(path: Path, what: str) -> AlbertkitError:
     """The error for a wrong checksum."""
     return AlbertkitError(f"{path} is damaged: {what}. Index the files again (--force).")

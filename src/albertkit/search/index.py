@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice
-from albertkit.search.checksums import checksum, damaged
+from albertkit.search.checksums import checksum, damage_error
 from albertkit.search.hits import SearchHit, SearchResult
 from albertkit.search.index_file import IndexFile, create_index_file
 from albertkit.search.keywords import KeywordTable
@@ -25,6 +25,7 @@ from albertkit.search.relevance import NONSENSE, RelevanceLimit
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
 from albertkit.text_reader import Record, replace_surrogates
 from albertkit.unreadable_text import (
+    CHECKED_TEXTS,
     MAX_UNREADABLE_TEXTS,
     UnreadableTexts,
     check_readable,
@@ -66,6 +67,7 @@ class Index:
         self._file = IndexFile(path)
         self._sql, self._transaction, self._value = self._file.sql, self._file.transaction, self._file.value
         self._has_written = False
+        self.is_new = False  # whether `open_or_create` created the file
         self._limit: RelevanceLimit | None = None
 
     @classmethod
@@ -80,9 +82,10 @@ class Index:
     @classmethod
     def open_or_create(cls, path: Path | str, embedder: Embedder, place: str = "") -> Index:
         """The index at a path, or a new one. Several processes may do this at once; they share the index."""
-        if not Path(path).exists():
-            create_index_file(Path(path), _facts(embedder, place), overwrite=False)
-        return cls.open(path, embedder)
+        is_new = not Path(path).exists() and create_index_file(Path(path), _facts(embedder, place), overwrite=False)
+        index = cls.open(path, embedder)
+        index.is_new = is_new
+        return index
 
     @classmethod
     def open(cls, path: Path | str, embedder: Embedder | None) -> Index:
@@ -148,16 +151,19 @@ class Index:
         """Add or replace records; returns the number of new or changed records. Only new texts are embedded.
 
         Each batch is one transaction, so a second run resumes after the last batch of a crashed run.
-        max_unknown: the largest share of records whose text the model cannot read; more of them are an error.
+        max_unknown: the largest share of different texts that the model cannot read; more of them are an error. It is
+        checked before the last batch is stored, and after 10,000 texts.
         """
         changed, source, unreadable = 0, iter(records), UnreadableTexts(0, 0)
-        while group := list(islice(source, max(1, batch))):
+        following = list(islice(source, max(1, batch)))
+        while group := following:
+            following = list(islice(source, max(1, batch)))
             records_by_id = {record.id: record for record in map(_storable, group)}
+            texts = dict.fromkeys(record.text for record in records_by_id.values())
             with collect_unreadable() as found:
-                vectors = self._embed_new(record.text for record in records_by_id.values())
-            new = sum(found, UnreadableTexts(0, 0))
-            unreadable += replace(new, total=len(group))
-            if new.count:
+                vectors = self._embed_new(texts)
+            unreadable += replace(sum(found, UnreadableTexts(0, 0)), total=len(texts))
+            if unreadable.total >= CHECKED_TEXTS or not following:
                 check_readable(unreadable, max_unknown)
             limit = None if self._read_limit() else self._embed_limit()
             with self._write():
@@ -172,7 +178,7 @@ class Index:
     def _embed_new(self, texts: Iterable[str]) -> dict[str, StoredVector]:
         """The vectors of the texts that the index does not contain, computed while other programs may write."""
         with self._transaction("DEFERRED"):
-            missing = [text for text in dict.fromkeys(texts) if self._find_text(text) is None]
+            missing = [text for text in texts if self._find_text(text) is None]
         return dict(zip(missing, StoredVector.all_from(self._unit_vectors(missing)), strict=True)) if missing else {}
 
     def _find_text(self, text: str) -> int | None:
@@ -366,7 +372,7 @@ class Index:
         with self._transaction("DEFERRED"):
             row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (LIMIT,)).fetchone()
             if row is None and self._slots_used():
-                raise damaged(self.path, "it has no vectors of nonsense")
+                raise damage_error(self.path, "it has no vectors of nonsense")
         if row is not None and self._limit is None:
             self._limit = RelevanceLimit.from_text(str(row[0]), self.dim, self.path)
         return None if row is None else self._limit
@@ -381,7 +387,7 @@ class Index:
         for score, slot in ranked:
             row = self._sql.execute(ask, (slot,)).fetchone()
             if row is None or row[5] != checksum(*row[:5]):
-                raise damaged(self.path, f"the checksum of text {slot} differs")
+                raise damage_error(self.path, f"the checksum of text {slot} differs")
             found.append(SearchHit(row[1], row[4], float(score), row[2], row[3], matched))
         return found
 

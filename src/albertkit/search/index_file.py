@@ -57,8 +57,10 @@ def create_index_file(path: Path, facts: Mapping[str, str], overwrite: bool) -> 
         connection.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
         connection.close()
         scratch.chmod(0o644)
+        if overwrite or not path.exists():
+            # Left by a killed writer of a file that is replaced or was deleted. SQLite would apply it to the new file.
+            Path(f"{path}-journal").unlink(missing_ok=True)
         if overwrite:
-            Path(f"{path}-journal").unlink(missing_ok=True)  # left by a killed writer of the file that is replaced
             scratch.replace(path)
         else:
             _rename_new(scratch, path)

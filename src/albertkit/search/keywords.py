@@ -10,7 +10,7 @@ import re
 import sqlite3
 from pathlib import Path
 
-from albertkit.search.checksums import checksum, damaged
+from albertkit.search.checksums import checksum, damage_error
 from albertkit.search.vectors import Ranked
 
 TERMS = 64  # words of a query that are looked up
@@ -44,8 +44,10 @@ class KeywordTable:
 
     def verify(self, seal: tuple[str] | None) -> None:
         """Raise if the keywords differ from their checksum. An index has none while it is written, or after a crash."""
-        if seal is not None and not self.is_verified and seal[0] != str(self.checksum()):
-            raise damaged(self.path, "the checksum of the keywords differs")
+        if seal is None or self.is_verified:
+            return
+        if seal[0] != str(self.checksum()):
+            raise damage_error(self.path, "the checksum of the keywords differs")
         self.is_verified = True
 
     def add(self, slot: int, text: str) -> None:

@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from albertkit.search.checksums import checksum, damaged
+from albertkit.search.checksums import checksum, damage_error
 from albertkit.search.vectors import Ranked, VectorTable
 
 CHANCE = 1e-7  # of one nonsense query to reach the limit of any text, if cosines were normally distributed
@@ -82,5 +82,5 @@ class RelevanceLimit:
         except (binascii.Error, ValueError):
             data = b""
         if str(checksum(data)) != wanted or len(data) != 2 * len(NONSENSE) * dim:
-            raise damaged(path, "the checksum of its vectors of nonsense differs")
+            raise damage_error(path, "the checksum of its vectors of nonsense differs")
         return cls(np.frombuffer(data, "<f2").reshape(len(NONSENSE), dim))

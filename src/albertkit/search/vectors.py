@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from albertkit.search.checksums import checksum, damaged
+from albertkit.search.checksums import checksum, damage_error
 
 BLOCK = 1024  # rows in a stored block
 PART = 256  # rows converted to floats at a time, so that they fit into the processor's cache
@@ -27,7 +27,7 @@ CREATE TABLE vectors (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data
 CHECKSUMS = "SELECT s.block, s.checksum, v.checksum FROM scales s LEFT JOIN vectors v ON s.block = v.block"
 
 
-class Block(NamedTuple):
+class VectorBlock(NamedTuple):
     """1,024 rows."""
 
     checksums: tuple[int, int]  # of the scales and of the vectors
@@ -64,7 +64,7 @@ class VectorTable:
     def __init__(self, sql: sqlite3.Connection, path: Path, dim: int) -> None:
         self.sql, self.path, self.dim = sql, path, dim
         self.room = np.empty((BLOCK, dim), np.float32)
-        self.kept: dict[int, Block] = {}
+        self.kept: dict[int, VectorBlock] = {}
 
     def read(self, slots: Iterable[int]) -> dict[int, StoredVector]:
         """The rows in some slots."""
@@ -75,7 +75,7 @@ class VectorTable:
             found |= {block * BLOCK + i: StoredVector(float(scale), vector) for i, (scale, vector) in rows.items()}
         return found
 
-    def first(self) -> Block | None:
+    def first(self) -> VectorBlock | None:
         """The first block: the oldest texts."""
         return self._find_block(0)
 
@@ -128,7 +128,7 @@ class VectorTable:
         room, found = self.room[:step], np.empty((BLOCK, count), np.float32)
         blocks = self.sql.execute(f"{CHECKSUMS} ORDER BY s.block").fetchall()
         if [block for block, *_ in blocks] != list(range(-(-slots_used // BLOCK))):
-            raise damaged(self.path, f"it has vectors of {len(blocks)} blocks for {slots_used} texts")
+            raise damage_error(self.path, f"it has vectors of {len(blocks)} blocks for {slots_used} texts")
         for block, *checksums in blocks:
             _, scales, vectors = self._read_block(block, *checksums)
             for i in range(0, BLOCK, step):
@@ -139,12 +139,12 @@ class VectorTable:
                     np.matmul(room, turned, out=found)
             yield block, np.where(scales > 0, found.T * scales, np.float32(-np.inf))
 
-    def _find_block(self, block: int) -> Block | None:
+    def _find_block(self, block: int) -> VectorBlock | None:
         """A block; None if it does not exist."""
         row = self.sql.execute(f"{CHECKSUMS} WHERE s.block = ?", (block,)).fetchone()
         return None if row is None else self._read_block(*row)
 
-    def _read_block(self, block: int, *checksums: int) -> Block:
+    def _read_block(self, block: int, *checksums: int) -> VectorBlock:
         """A block from memory if its checksums are these, otherwise from the file, where it is compared with them."""
         known = self.kept.get(block)
         if known is not None and known.checksums == checksums:
@@ -157,11 +157,11 @@ class VectorTable:
             row = self.sql.execute(f"SELECT data FROM {table} WHERE block = ?", (block,)).fetchone()
             data = row[0] if row else None
             if not isinstance(data, bytes) or len(data) != size or checksum(block, data) != wanted:
-                raise damaged(self.path, f"block {block} of its {table} has a wrong size or checksum")
+                raise damage_error(self.path, f"block {block} of its {table} has a wrong size or checksum")
             arrays.append(np.frombuffer(data, dtype))
         if not ((arrays[0] >= 0) & (arrays[0] <= 1)).all():  # not of a unit vector, or NaN
-            raise damaged(self.path, f"block {block} of its scales has a number that no unit vector has")
-        found = Block((checksums[0], checksums[1]), arrays[0], arrays[1].reshape(BLOCK, self.dim))
+            raise damage_error(self.path, f"block {block} of its scales has a number that no unit vector has")
+        found = VectorBlock((checksums[0], checksums[1]), arrays[0], arrays[1].reshape(BLOCK, self.dim))
         if known is not None or (len(self.kept) + 1) * BLOCK * (self.dim + 4) <= KEPT_BYTES:
             self.kept[block] = found
         return found

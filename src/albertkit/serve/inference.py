@@ -227,8 +227,11 @@ class RequestContext:
                 raise HttpError(413, f"text {place} has {size:,} characters; send at most {most:,} per text. Split it.")
         return sizes
 
-    async def run_engine(self, cost: TokenCost, function: Callable[[], T], work: int) -> T:
-        """Call a function that uses the engine, on its thread and in its turn; `work` is tokens times layers."""
+    async def run_engine(self, cost: TokenCost, function: Callable[[], T], work: int, are_new_texts: bool = False) -> T:
+        """Call a function that uses the engine, on its thread and in its turn; `work` is tokens times layers.
+
+        are_new_texts: no earlier call of this request had these texts.
+        """
 
         def call() -> tuple[T, list[UnreadableTexts]]:
             with collect_unreadable() as found:
@@ -236,7 +239,7 @@ class RequestContext:
 
         job = BatchJob(EngineCall(cost, call), [()], self.deadline, work=work)
         ((result, found),) = await self._run(job)
-        if not self.unreadable.count:  # other calls may have the same texts
+        if not self.unreadable.count or are_new_texts:
             self.unreadable = sum(found, self.unreadable)
         return cast(T, result)
 

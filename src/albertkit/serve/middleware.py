@@ -128,9 +128,8 @@ class EndpointApp:
             if not context.is_disconnected:
                 raise
             return None
-        except (
-            HttpError
-        ) as error:  # no variable keeps it: its traceback refers to the request, which would stay in memory
+        except HttpError as error:
+            # No variable keeps it: its traceback refers to the request, which would stay in memory.
             return error_response(scope["path"], error, context)
         except NonFiniteError as error:
             return error_response(scope["path"], HttpError(500, str(error)), context)
@@ -234,8 +233,12 @@ async def make_response(context: RequestContext, result: Any, most: int | None =
     """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
     if isinstance(result, Response):
         return result
-    if context.unreadable.count and isinstance(result, WarnedResponse):
-        result = replace(result, warnings=[context.unreadable.describe()])
+    warnings = ("", "")
+    if context.unreadable.count:  # finding a remedy may open a tokenizer
+        found = context.unreadable
+        warnings = await context.run_tokenizer(lambda: (found.describe(), found.describe(with_example=False)))
+        if isinstance(result, WarnedResponse):
+            result = replace(result, warnings=[warnings[0]])
     foreseen = context.response_bytes
     body: bytes | memoryview
     if foreseen > LARGE_RESPONSE:
@@ -246,8 +249,8 @@ async def make_response(context: RequestContext, result: Any, most: int | None =
     if most is not None and len(body) > most:
         raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {most:,}. Request less at a time.")
     response = Response(body, media_type=JSON)
-    if context.unreadable.count:
-        response.headers[WARNING_HEADER] = context.unreadable.describe(with_example=False)
+    if warnings[1]:
+        response.headers[WARNING_HEADER] = warnings[1]
     return response
 
 

@@ -126,7 +126,7 @@ class ServeSettings:
 
     @cached_property
     def _allowed_hosts(self) -> frozenset[str]:
-        return frozenset([*split_list((self.hosts or "").lower()), *LOCAL_HOSTS, self.host])
+        return frozenset([*split_list((self.hosts or "").lower()), *LOCAL_HOSTS, self.host.lower()])
 
     @cached_property
     def allowed_origins(self) -> frozenset[str]:

@@ -57,7 +57,7 @@ class ServedIndexes:
 
     def choose(self, name: str | None) -> ServedIndex:
         """The named index, or the first."""
-        if name is None and not self._indexes:
+        if not name and not self._indexes:
             raise HttpError(
                 422, "the request has no texts and no index is served; send texts or text, or serve with --index"
             )

@@ -204,7 +204,7 @@ async def generate(context: RequestContext, body: GenerateRequest) -> TaskResult
     for start in range(0, len(texts), GENERATE_TEXTS):  # one turn each, so that other requests are computed in between
         work = sum(works[start : start + GENERATE_TEXTS])
         call = partial(generate_batch, model, texts[start : start + GENERATE_TEXTS], settings, body.depth, work)
-        results += await context.run_engine(model.generate_cost, call, work)
+        results += await context.run_engine(model.generate_cost, call, work, are_new_texts=True)
     return TaskResults(model.name, results)
 
 
