@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,6 +85,15 @@ def test_a_loss_that_rises_again_has_risen_and_one_that_stays_has_not():
     assert [one.has_risen for one in (flat, falling, rises, learnt)] == [False, False, True, False]
     assert [one.has_fallen for one in (flat, falling, rises, learnt)] == [False, True, False, True]
     assert not curve(1.0, 2.0).has_risen and not curve().has_risen  # too few lines to tell
+
+
+def test_a_small_rise_of_a_small_loss_is_no_collapse(tmp_path):
+    run = work(VALUES, np.zeros((4, 1)), [0.0, 1.0, 2.0, 3.0])  # too few to show anything
+    run.examples = []
+    for losses, is_collapse in (([0.011, *[0.01] * 8, 0.0133], False), ([1.1, *[1.0] * 8, 1.33], True)):
+        lines = [json.dumps({"step": n, "kind": "train", "loss": loss}) for n, loss in enumerate(losses)]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+        assert (collapse.find_failure(run, tmp_path, 1e-4) is not None) == is_collapse  # type: ignore[arg-type]
 
 
 def test_steps_count_by_their_learning_rate():

@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from albertkit import folder_replace
+from albertkit import file_io, folder_replace, tensor_file
 from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata
 from albertkit.errors import AlbertkitError
@@ -260,6 +260,61 @@ def test_without_a_whole_checkpoint_the_error_names_the_remedy(bench, tmp_path):
         file.write_bytes(b"")
     with pytest.raises(AlbertkitError, match="No earlier one exists. Start again in another folder"):
         bench.train(tmp_path, resume=True, steps=4)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error"), MemoryError()])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(bench, tmp_path, monkeypatch, failure):
+    def fail(*given):
+        raise failure
+
+    bench.train(tmp_path, steps=4, save_steps=2, evaluations=0)
+    for module, name in ((file_io, "read_file"), (Path, "read_bytes"), (tensor_file, "open_weights")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail)
+            with pytest.raises((OSError, MemoryError, AlbertkitError)) as caught:
+                bench.train(tmp_path, resume=True, steps=6)
+        assert not isinstance(caught.value, checkpoint.DamagedCheckpoint) and "damaged" not in str(caught.value)
+        assert checkpoint.saved_steps(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize("name", ["training.safetensors", "training.json", "model/model.safetensors"])
+def test_a_missing_file_is_damage(bench, tmp_path, name):
+    bench.train(tmp_path, steps=2)
+    folder = checkpoint.checkpoint_folder(tmp_path, 2)
+    (folder / name).unlink()
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="step-00000002 is damaged"):
+        checkpoint.load(folder)
+
+
+def test_a_run_of_an_earlier_version_is_not_called_changed(bench, tmp_path):
+    bench.train(tmp_path, steps=2)
+    for file in tmp_path.glob("checkpoints/*/training.json"):
+        file.write_text(json.dumps(take_checksum(file, json.loads(file.read_text()))))
+    with pytest.raises(
+        AlbertkitError, match="an earlier version .* cannot be resumed.*Start again in another"
+    ) as error:
+        bench.train(tmp_path, resume=True, steps=4)
+    assert "changed" not in str(error.value)
+
+
+def test_a_damaged_best_checkpoint_is_told_and_the_last_is_the_result(bench, tmp_path, monkeypatch):
+    scores, said = iter([3.0, 1.0, 2.0, 2.5]), []
+
+    def evaluate(self):
+        best = checkpoint.checkpoint_folder(tmp_path, 4)
+        if (score := next(scores, 9.0)) == 2.5:
+            flip(best / "training.safetensors")
+        return {"mlm_loss": score}
+
+    monkeypatch.setattr(pretrain.PretrainTask, "evaluate", evaluate)
+    bench.train(tmp_path, steps=8, evaluations=4, load_best=True, log=said.append)
+    assert said[-1] == "the best checkpoint is damaged; the result is the last one, of step 8"
+
+
+def test_no_checkpoint_to_return_to_is_an_error(bench, tmp_path):
+    run = SimpleNamespace(output=tmp_path)
+    with pytest.raises(AlbertkitError, match="no checkpoint to return to"):
+        TrainingRun.restore_newest(run, [])  # type: ignore[arg-type]
 
 
 def test_at_least_two_checkpoints_are_kept(bench, tmp_path):

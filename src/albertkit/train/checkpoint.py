@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import add_checksum, digest, new_folder, read_json, take_checksum, write_json
+from albertkit.file_io import CHECKSUM, add_checksum, digest, new_folder, read_json, take_checksum, write_json
 from albertkit.train.train_settings import TrainSettings
 
 MIN_KEPT = 2  # checkpoints; if the newest is damaged, the run resumes from the one before
@@ -100,17 +100,25 @@ def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: Train
 
 
 def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], TrainState]:
-    """Read a checkpoint and verify its hashes."""
+    """Read a checkpoint and verify its hashes. One that cannot be read now, for lack of memory say, is not damaged."""
     file = folder / "training.safetensors"
     try:
-        content = take_checksum(folder / "training.json", read_json(folder / "training.json"))
-        if not file.is_file():
-            raise AlbertkitError(f"{file} is missing")
+        stored = read_json(folder / "training.json")
+        if CHECKSUM not in stored:
+            raise DamagedCheckpoint(
+                f"{folder} has no checksum: an earlier version of albertkit made it, and such runs cannot be resumed."
+            )
+        content = take_checksum(folder / "training.json", stored)
         data = file.read_bytes()  # not mapped into memory: another program may overwrite the file
         if hashlib.sha256(data).hexdigest() != content.pop("sha256", None):
             raise AlbertkitError(f"{file.name} has changed since it was written")
         return read_artifact(folder / "model"), load_tensors(data), TrainState(**content)
-    except (AlbertkitError, OSError, SafetensorError, TypeError) as error:
+    except DamagedCheckpoint:
+        raise
+    except (AlbertkitError, FileNotFoundError, SafetensorError, TypeError) as error:
+        cause = error.__context__  # what an `AlbertkitError` was raised for
+        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
+            raise
         raise DamagedCheckpoint(f"{folder} is damaged ({str(error).rstrip('.')}).") from None
 
 

@@ -30,6 +30,7 @@ from albertkit.train.train_settings import TrainSettings
 
 MIN_STEPS = 300  # steps at the preset learning rate, before which a run is too short to have collapsed
 RISEN = 1.3  # a loss above this share of its lowest has risen
+MIN_RISE = 0.05  # a smaller rise is noise, if the predictions show that something was learnt
 FALLEN = 0.9  # a loss below this share of that after the warm-up has fallen
 MIN_EXAMPLES = 5  # held-out examples needed for any decision
 MIN_VALUES = 20  # held-out examples needed for a regression
@@ -61,7 +62,7 @@ def find_failure(run: FinetuneTask, folder: Path, preset_rate: float) -> Failure
     curve = LossCurve.read(folder / "metrics.jsonl")
     freeze = ", or --freeze" if can_freeze(run) else ""
     reason = find_reason(run)
-    if curve.has_risen:
+    if curve.has_risen and (reason is not None or curve.last - curve.lowest >= MIN_RISE):
         reason = reason or f"the training loss was {curve.lowest:.2f} and is {curve.last:.2f}"
         return Failure("collapsed", reason, f"Pass a lower --learning-rate{freeze}.")
     if reason is None:

@@ -188,6 +188,8 @@ class TrainingRun:
 
     def restore_newest(self, steps: list[int]) -> None:
         """Load the last of some checkpoints that is not damaged."""
+        if not steps:
+            raise AlbertkitError(f"{self.output} has no checkpoint to return to. Start again in another folder.")
         for step in reversed(steps):
             try:
                 self.restore(step)
@@ -228,9 +230,7 @@ class TrainingRun:
     def train(self, stop: StopRequest) -> TrainResult:
         """Train until the budget is spent or a signal requests a stop."""
         settings = self.settings
-        if self.processes.world_size == 1 and len(self.state.sums) == len(
-            self.sums
-        ):  # a line of metrics is in progress
+        if self.processes.world_size == 1 and len(self.state.sums) == len(self.sums):  # a line is in progress
             self.sums += torch.tensor(self.state.sums, device=self.processes.device)
         progress, saved_at = self.progress(), time.perf_counter()
         if self.is_out_of_patience():
@@ -390,7 +390,9 @@ class TrainingRun:
                 metrics, last = self.metrics, self.state
                 self.restore_newest([self.state.step, best])
                 self.metrics = self.task.evaluate() or metrics
-                if best == 0 < last.step:
+                if self.state.step != best:
+                    self.log(f"the best checkpoint is damaged; the result is the last one, of step {last.step:,}")
+                elif best == 0 < last.step:
                     self.log("every evaluation was worse than the initial model; the result is the initial model")
                 self.state = last
             write_artifact(self.task.to_artifact(self.metrics, self.state), target, overwrite=target.exists())
