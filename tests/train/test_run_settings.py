@@ -20,6 +20,7 @@ from albertkit.train.elastic import finetune_elastic
 from albertkit.train.finetune import finetune_examples
 from albertkit.train.finetune_report import FinetuneResult
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings
+from albertkit.unreadable_text import UnreadableTextError
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts
 
@@ -70,12 +71,12 @@ def test_a_command_that_fails_deletes_and_writes_nothing(start, tmp_path, freeze
     base, out = tmp_path / "start", tmp_path / "out"
     unreadable = [replace(example, text="\U0001f9ff \U0001fae0") for example in texts(32)]
     plain = replace(QUICK, freeze=freeze)
-    with pytest.raises(AlbertkitError):
+    with pytest.raises(UnreadableTextError):
         finetune_examples("classify", unreadable, texts(8), out, base, plain)
     assert not (out / "settings.json").exists()  # so the corrected command is not refused
     first = weights(finetune_examples("classify", texts(32), texts(8), out, base, replace(plain, max_length=12)))
     over = replace(plain, overwrite=True)
-    with pytest.raises(AlbertkitError):
+    with pytest.raises(UnreadableTextError):
         finetune_examples("classify", unreadable, texts(8), out, base, over)
     with pytest.raises(AlbertkitError, match="is in .*out, whose run --overwrite deletes. Choose another --output"):
         finetune_examples("classify", texts(32), texts(8), out, out / "model", over)
