@@ -268,7 +268,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(bench, tmp_path, mo
         raise failure
 
     bench.train(tmp_path, steps=4, save_steps=2, evaluations=0)
-    for module, name in ((file_io, "read_file"), (Path, "read_bytes"), (tensor_file, "open_weights")):
+    for module, name in ((file_io, "read_file"), (Path, "read_bytes"), (tensor_file.np, "empty")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail)
             with pytest.raises((OSError, MemoryError, AlbertkitError)) as caught:

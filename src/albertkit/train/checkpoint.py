@@ -38,6 +38,7 @@ from albertkit.file_io import CHECKSUM, add_checksum, digest, new_folder, read_j
 from albertkit.train.train_settings import TrainSettings
 
 MIN_KEPT = 2  # checkpoints; if the newest is damaged, the run resumes from the one before
+MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 FOLDER_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -115,9 +116,9 @@ def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], TrainState]:
         return read_artifact(folder / "model"), load_tensors(data), TrainState(**content)
     except DamagedCheckpoint:
         raise
-    except (AlbertkitError, FileNotFoundError, SafetensorError, TypeError) as error:
+    except (AlbertkitError, *MISSING, SafetensorError, TypeError) as error:
         cause = error.__context__  # what an `AlbertkitError` was raised for
-        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
+        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, MISSING):
             raise
         raise DamagedCheckpoint(f"{folder} is damaged ({str(error).rstrip('.')}).") from None
 
