@@ -32,6 +32,7 @@ class UnreadableTextWarning(UserWarning):
     >>> from albertkit import Albert, UnreadableTextWarning
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
     ...     vector = Albert("small").embed("我想退货")
     ...
     >>> found[0].category is UnreadableTextWarning
