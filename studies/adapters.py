@@ -167,7 +167,10 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     way, start = WAYS[name], open_model(resolve(args.start))
     learn = read_examples("classify", args.data / "train.tsv").examples[: args.examples]
     dev = read_examples("classify", args.data / "dev.tsv").examples[: args.dev]
-    options, rate = FinetuneSettings(epochs=args.epochs, batch_size=32, device="cpu"), way.times * preset_learning_rate(start.config)
+    options, rate = (
+        FinetuneSettings(epochs=args.epochs, batch_size=32, device="cpu"),
+        way.times * preset_learning_rate(start.config),
+    )
     steps = max(1, round(args.epochs * -(-len(learn) // options.batch_size)))
     settings = loop_settings(options, steps, rate, seed, math.ceil(args.epochs))
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)
