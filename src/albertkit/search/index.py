@@ -20,6 +20,7 @@ from albertkit.errors import AlbertkitError, check_choice
 from albertkit.search.checksums import checksum, damage_error
 from albertkit.search.hits import SearchHit, SearchResult
 from albertkit.search.index_file import IndexFile, create_index_file
+from albertkit.search.index_records import without_surrogates
 from albertkit.search.keywords import KeywordTable
 from albertkit.search.relevance import NONSENSE, RelevanceLimit
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
@@ -158,7 +159,7 @@ class Index:
         following = list(islice(source, max(1, batch)))
         while group := following:
             following = list(islice(source, max(1, batch)))
-            records_by_id = {record.id: record for record in map(_storable, group)}
+            records_by_id = {record.id: record for record in map(without_surrogates, group)}
             texts = dict.fromkeys(record.text for record in records_by_id.values())
             with collect_unreadable() as found:
                 vectors = self._embed_new(texts)
@@ -295,8 +296,7 @@ class Index:
     def search(self, query: str, k: int = 10, mode: str = "hybrid", min_score: float | None = None) -> list[SearchHit]:
         """The k best texts for a query; fewer when fewer match.
 
-        Hybrid mode ranks texts by reciprocal rank fusion of both searches. So a text with many words of the query may
-        precede one with a higher cosine.
+        Hybrid mode ranks by reciprocal rank fusion: a text with many words of the query may precede a closer one.
         min_score: lowest cosine of a hit by meaning; -1 keeps all. The default depends on the model and on the text:
         it is the cosine that nonsense practically never reaches. Hits by words are kept at any cosine.
         """
@@ -398,9 +398,3 @@ def _facts(embedder: Embedder, place: str) -> dict[str, str]:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big", signed=True)
-
-
-def _storable(record: Record) -> Record:
-    """The record without lone surrogates, which SQLite cannot store."""
-    id, text, source = map(replace_surrogates, (record.id, record.text, record.source))
-    return Record(id, text, source, record.line)

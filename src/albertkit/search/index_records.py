@@ -20,6 +20,7 @@ from albertkit.text_reader import (
     find_text_files,
     read_lines,
     read_records,
+    replace_surrogates,
 )
 
 SPLITS = ("lines", "paragraphs", "file")
@@ -60,3 +61,9 @@ def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: 
                 f"Index the file by {smaller_unit} (--split)."
             )
     return Record(f"{file.name}:{numbers[0]}", "\n".join(texts).strip(), file.name, numbers[0])
+
+
+def without_surrogates(record: Record) -> Record:
+    """The record without lone surrogates, which SQLite cannot store."""
+    id, text, source = map(replace_surrogates, (record.id, record.text, record.source))
+    return Record(id, text, source, record.line)
