@@ -200,6 +200,9 @@ def test_each_unreadable_text_of_tokenize_is_named(tmp_path):
 def test_index_command_refuses_and_another_model_can_create_the_index(tmp_path):
     (tmp_path / "notes.txt").write_text("\n".join(CHINESE), encoding="utf-8")
     command = ["index", "notes.txt", "-o", "notes.idx", "--json"]
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    done = albertkit(tmp_path, "index", "latin.txt", "-o", "notes.idx")
+    assert done.returncode == 2 and "UTF-8" in done.stderr and not (tmp_path / "notes.idx").exists()
     done = albertkit(tmp_path, *command)
     assert done.returncode == 2 and "use small-zh" in done.stderr and not (tmp_path / "notes.idx").exists()
     assert json.loads(albertkit(tmp_path, *command, "-m", "small-zh").stdout)["total"] == 3

@@ -57,7 +57,6 @@ def index(
     """
     from albertkit.search.index import Index
     from albertkit.search.index_records import records_from
-    from albertkit.unreadable_text import UnreadableTextError
 
     if not files and not delete:
         raise AlbertkitError("No file was passed. Name files or folders to index, or ids to --delete.")
@@ -79,7 +78,7 @@ def index(
             records = records_from(files, options["text_column"], options["split"], options["id_column"])
             try:
                 changed = opened.add(track_progress(records, "texts"), max_unknown=options["max_unknown"])
-            except UnreadableTextError:
+            except AlbertkitError:
                 if opened.is_new and not len(opened):
                     output.unlink(missing_ok=True)  # another model can then create it
                 raise
