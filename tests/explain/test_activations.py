@@ -1,4 +1,4 @@
-"""The plain numpy forward beside the engine and torch: hidden states of every layer, and attention."""
+"""The encoder of explanations beside the engine and transformers: hidden states of every layer, and attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from albertkit.artifact import Artifact, ArtifactMetadata, read_stored, write_ar
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer
-from albertkit.explain.activations import MAX_TOKENS, NumpyEncoder, erf
+from albertkit.explain.activations import MAX_TOKENS, ActivationEncoder
 from albertkit.model import AlbertModel
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
@@ -41,7 +41,7 @@ def weights_of(config, seed=1):
 def test_every_layer_is_the_engines(shape):
     config = tiny(**shape)
     weights = weights_of(config)
-    seen = NumpyEncoder(config, weights).run(IDS, SEGMENTS, depth=4)  # beyond the model's own three
+    seen = ActivationEncoder(config, weights).run(IDS, SEGMENTS, depth=4)  # beyond the model's own three
     engine = open_engine(config, dict(weights), 1)
     (batch,) = token_batches([IDS], [SEGMENTS])
     for depth in range(5):
@@ -63,7 +63,7 @@ def test_attention_is_that_of_transformers():
     weights = {public[name]: array for name, array in state.items() if name in public}
     with torch.no_grad():
         wanted = theirs(torch.tensor([IDS]), token_type_ids=torch.tensor([SEGMENTS]), output_attentions=True)
-    seen = NumpyEncoder(config, weights).run(IDS, SEGMENTS)
+    seen = ActivationEncoder(config, weights).run(IDS, SEGMENTS)
     for layer, attention in enumerate(wanted.attentions):
         assert np.abs(seen.attention[layer] - attention[0].numpy()).max() < 1e-5
 
@@ -87,18 +87,11 @@ def test_limits_and_depth(tmp_path):
         Artifact(config, weights_of(config), None, ArtifactMetadata(task="embed", depth=2)), tmp_path / "m"
     )
     stored = read_stored(folder)
-    encoder = NumpyEncoder(stored.config, stored.weights, stored.metadata.depth)
+    encoder = ActivationEncoder(stored.config, stored.weights, stored.metadata.depth)
     assert len(encoder.run(IDS).hidden) == 3  # the depth that the model was made for
     assert encoder.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)
     most = min(MAX_TOKENS, config.max_position_embeddings)
     with pytest.raises(AlbertkitError, match=f"needs 1 to {most}"):
         encoder.run([5] * (most + 1))
     with pytest.raises(AlbertkitError, match="no layers"):
-        NumpyEncoder(tiny(options=Options(static=True)), {})
-
-
-def test_erf():
-    import math
-
-    x = np.linspace(-4, 4, 801, dtype=np.float32)
-    assert np.abs(erf(x) - np.array([math.erf(v) for v in x])).max() < 5e-7
+        ActivationEncoder(tiny(options=Options(static=True)), {})

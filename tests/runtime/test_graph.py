@@ -22,7 +22,7 @@ from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.quantize import quantize
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.explain.activations import NumpyEncoder
+from albertkit.explain.activations import ActivationEncoder
 from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
@@ -111,7 +111,7 @@ def test_the_runtime_says_what_torch_says(case, tmp_path):
 def test_looking_inside_says_what_the_engine_says(case):
     artifact = make(CASES[case])
     text, depth = ids((23,))[0], 4
-    seen = NumpyEncoder(artifact.config, dict(artifact.weights)).run(text, depth=depth)
+    seen = ActivationEncoder(artifact.config, dict(artifact.weights)).run(text, depth=depth)
     engine = Engine(artifact.config, dict(artifact.weights), 1)
     for layer in range(depth + 1):
         assert np.abs(seen.hidden[layer] - by_engine(engine, [text], layer)[0]).max() < 1e-4
@@ -289,5 +289,5 @@ def test_every_combination_is_refused_or_the_same_everywhere(options, groups, le
     texts = ids(tuple(lengths))
     wanted = by_torch(artifact, texts)
     assert worst(by_engine(Engine(config, dict(artifact.weights), 1), texts, 3), wanted) < 1e-4
-    inner = NumpyEncoder(config, dict(artifact.weights)).run(texts[0])
+    inner = ActivationEncoder(config, dict(artifact.weights)).run(texts[0])
     assert np.abs(inner.hidden[-1] - wanted[0]).max() < 1e-4

@@ -15,7 +15,7 @@ import numpy as np
 
 from albertkit.artifact import StoredModel
 from albertkit.errors import AlbertkitError, check_finite, need
-from albertkit.explain.activations import AttentionMap, NumpyEncoder, rollout
+from albertkit.explain.activations import ActivationEncoder, AttentionMap, rollout
 from albertkit.explain.attribution import (
     Attribution,
     ExplainTarget,
@@ -151,9 +151,9 @@ class Explainer:
         return stored
 
     @cached_property
-    def encoder(self) -> NumpyEncoder:
-        """The encoder in numpy, for attention."""
-        return NumpyEncoder(self.stored.config, self.stored.weights, self.stored.metadata.depth)
+    def encoder(self) -> ActivationEncoder:
+        """The encoder in floats, for attention."""
+        return ActivationEncoder(self.stored.config, self.stored.weights, self.stored.metadata.depth)
 
     @cached_property
     def torch_model(self) -> AlbertModel:

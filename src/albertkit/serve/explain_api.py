@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 
 from albertkit.albert import Albert
-from albertkit.explain.activations import NumpyEncoder
+from albertkit.explain.activations import ActivationEncoder
 from albertkit.explain.explainer import Explainer
 from albertkit.explain.layer_predictions import DepthTrace, EarlyExitTrace, stable_depth
 from albertkit.serve.inference import RequestContext
@@ -159,12 +159,12 @@ async def attention_of(
 
 
 @lru_cache(maxsize=2)  # their float weights are large
-def open_encoder(albert: Albert) -> NumpyEncoder:
+def open_encoder(albert: Albert) -> ActivationEncoder:
     """The float weights of a served model, opened on first use."""
     return Explainer(albert).encoder
 
 
-def rounded_attention(encoder: NumpyEncoder, trace: DepthTrace, depth: int, form: AttentionFormat) -> np.ndarray:
+def rounded_attention(encoder: ActivationEncoder, trace: DepthTrace, depth: int, form: AttentionFormat) -> np.ndarray:
     """Attention (layers, heads, from token, to token): rounded floats, or for base64 little-endian 16-bit numbers, each
     65535 times the attention. No other copy of it is in memory.
     """
