@@ -133,7 +133,7 @@ class AlbertConfig:
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise AlbertkitError(f"{name} is {getattr(self, name)!r}; it must be a token id, 0 or above")
         heads = 2 * (self.head_size + self.value_size) * self.num_attention_heads  # queries, keys, values, output
-        layer = self.hidden_size * (heads + 2 * self.intermediate_size)
+        layer = self.hidden_size * (heads + self.ffn_matrices * self.intermediate_size)
         tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
         tables += 6 * self.hidden_size**2 * (self.options.gru_layers if self.options.gru else 0)
         total = tables + layer * self.num_hidden_groups * self.inner_group_num
@@ -189,6 +189,11 @@ class AlbertConfig:
     def key_heads(self) -> int:
         """Number of key and value heads."""
         return 1 if self.options.shared_heads else self.num_attention_heads
+
+    @property
+    def ffn_matrices(self) -> int:
+        """Number of matrices in the feed-forward part: up and down, and with the option `gated_ffn` a gate."""
+        return 3 if self.options.gated_ffn else 2
 
     def group_of(self, layer: int) -> int:
         """The group whose weights layer `layer` uses; layers past the last one use the last group.

@@ -66,6 +66,8 @@ class Options:
     """With a GRU, its layers: GRUₙ(… GRU₁(x)), each of size H."""
     gru_residual: bool = True
     """With a GRU, whether its output is added to the embeddings, or replaces them: GRU(x) instead of x + GRU(x)."""
+    gated_ffn: bool = False
+    """A gated feed-forward part: (activation(x·G + g) ⊙ (x·U + u))·D + d; with GELU it is GeGLU, with SiLU SwiGLU."""
     norm: str = ""
     """"document" divides by σ + ε, where LayerNorm divides by √(variance + ε)."""
     classifier: str = ""

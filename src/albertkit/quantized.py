@@ -158,6 +158,7 @@ def uses_four_bits(name: str) -> bool:
 
 SMOOTHED = (
     "attention.query", "attention.key", "attention.value", "attention.output", "attention.output_down", "ffn.up",
+    "ffn.gate",
 )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ def layer_shapes(config: AlbertConfig, prefix: str) -> Shapes:
     return {
         **attention_shapes(config, f"{prefix}.attention"),
         **norm(f"{prefix}.attention_norm", h),
+        **(linear(f"{prefix}.ffn.gate", f, h) if config.options.gated_ffn else {}),
         **linear(f"{prefix}.ffn.up", f, h),
         **linear(f"{prefix}.ffn.down", h, f),
         **norm(f"{prefix}.ffn_norm", h),

@@ -57,10 +57,12 @@ CASES = {
     "norm": {"norm": "document"},
     "classifier": {"classifier": "mean"},
     "scale_embedding": {"scale_embedding": True},
+    "gated_ffn": {"gated_ffn": True},
     "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
     "everything": {
         "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
         "norm": "document", "classifier": "mean", "value_size": 6, "output_rank": 9, "gru_layers": 2,
+        "gated_ffn": True,
     },
 }  # fmt: skip
 ALONE = ProcessGroup(0, 1, torch.device("cpu"))
@@ -78,6 +80,7 @@ EACH = (
     "norm",
     "classifier",
     "scale_embedding",
+    "gated_ffn",
     "everything",
 )
 ATTENTION = [name for name, options in CASES.items() if Options(**options).has_attention_options]
@@ -225,6 +228,15 @@ def test_the_mean_classifier_reads_the_mean():
         torch.testing.assert_close(out.heads[name].logits, model.heads[name].linear(means))
 
 
+@pytest.mark.parametrize(("act", "function"), [("gelu", F.gelu), ("silu", F.silu)])
+def test_the_gated_feed_forward_is_its_formula(act, function):
+    """GeGLU and SwiGLU: the activation of one product times another product."""
+    ffn = made(tiny(options=Options(gated_ffn=True), hidden_act=act)).encoder.groups[0][0].ffn
+    x = torch.randn(7, 32)
+    wide = function(x @ ffn.gate.weight.T + ffn.gate.bias) * (x @ ffn.up.weight.T + ffn.up.bias)
+    torch.testing.assert_close(ffn(x), wide @ ffn.down.weight.T + ffn.down.bias)
+
+
 def test_consistency_by_cosine_and_by_product():
     layers = tuple(torch.randn(4, 6) for _ in range(3))
     pairs = [(0, 1), (0, 2), (1, 2)]
@@ -353,12 +365,17 @@ def test_what_saves_operations_and_what_does_not():
     def of(length=512, **options):
         return operations(base.replace(options=Options(**options)), length)["total"]
 
+    def count(**options):
+        return size(encoder_shapes(base.replace(options=Options(**options))))
+
     assert of(low_rank=32) < of() and of(shared_heads=True) < of() and of(window=64) < of()
     assert of(window=64, global_every=3) > of(window=64)
     assert of(output_rank=128) < of() and of(value_size=32) < of() < of(value_size=96)
     assert of(gru=True, gru_layers=3) - of(gru=True) == 2 * (of(gru=True) - of())
     assert of(low_rank=32, value_size=48) == of(low_rank=32)  # heads of size d_a either way
     assert of(window=64, length=60) == of(length=60) and of(gru=True) > of() < of(attention_bias="relative")
+    assert of(gated_ffn=True) - of() == 2 * 768 * 3072 * 12
+    assert count(gated_ffn=True) - count() == 769 * 3072
     shapes = encoder_shapes(base.replace(options=Options(low_rank=32)))
     assert weight_bytes(shapes)["int8"] - weight_bytes(encoder_shapes(base))["int8"] == 4 * 4 * 64 * 32  # stays float
 

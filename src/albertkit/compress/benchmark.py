@@ -25,7 +25,7 @@ from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.compress.cost import static_config
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.quantized import QuantizedMatrix, is_quantizable, quantize_rows
+from albertkit.quantized import SMOOTHED, QuantizedMatrix, is_quantizable, quantize_rows
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import TokenBatch, token_batches
@@ -169,7 +169,8 @@ def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
             weights[name] = weight
         else:
             matrix = quantize_rows(weight)
-            smooth = np.ones(shape[1], np.float32) if ".attention." in name or ".ffn.up." in name else None
+            is_smoothed = name.removesuffix(".weight").endswith(SMOOTHED)
+            smooth = np.ones(shape[1], np.float32) if is_smoothed else None
             weights[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
     return weights
 

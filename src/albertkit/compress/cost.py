@@ -113,7 +113,8 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     into their neighbours once. Shared keys and values have the width of one head. With a window and texts longer than
     three windows, S is 3 · window + 1 for the keys of a block, and one more for the row of the first token. θ costs one
     addition per score, a GRU 12·H² per token and layer. Values of size d_v and an output of rank r change the widths of
-    the context and of the output: heads · d_v, and r · (heads · d_v + H) instead of heads · d_v · H.
+    the context and of the output: heads · d_v, and r · (heads · d_v + H) instead of heads · d_v · H. A gate costs one
+    more matrix of H×F.
     """
     h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
     if config.options.static:
@@ -135,7 +136,7 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
         "attention matrices": 2.0 * (h * (queries + keys) + output) * uses,
         "attention over the text": 2.0 * (queries + context) * attended,
         **({"attention bias": 1.0 * config.num_attention_heads * attended} if config.options.attention_bias else {}),
-        "feed-forward": 2.0 * 2 * h * f * uses,
+        "feed-forward": 2.0 * config.ffn_matrices * h * f * uses,
         **({"mean of tokens": 1.0 * h} if config.options.classifier else {"pooler": 2.0 * h * h / length}),
     }
     return {**parts, "total": sum(parts.values())}
@@ -180,22 +181,23 @@ def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str
     Inference needs the peak of one layer: input and sum, with either queries, keys, values and context (4·A, the width
     of all heads) or the feed-forward width twice. Training stores, for each use of a layer and each token, the tensors
     of the backward pass: its input, Q, K and V, the context, the inputs of both norms, the output of the first norm
-    (8·H), the feed-forward before and after the activation (2·F), one number per head and four for the norms. With one
-    checkpoint per use it stores the inputs only, and one layer while it recomputes.
+    (8·H), the feed-forward before and after the activation (2·F; with a gate twice this), one number per head and four
+    for the norms. With one checkpoint per use it stores the inputs only, and one layer while it recomputes.
     """
     h, f = config.hidden_size, config.intermediate_size
+    wide = 4 * f if config.options.gated_ffn else 2 * f
     heads = config.num_attention_heads + config.key_heads
     attended = (config.score_size + config.context_size) * heads  # queries and context, keys and values
     tokens = length * batch
     uses = config.num_hidden_layers * config.inner_group_num
-    per_use = 4 * h + attended + config.options.output_rank + 2 * f + config.num_attention_heads + 4
+    per_use = 4 * h + attended + config.options.output_rank + wide + config.num_attention_heads + 4
     # input, three gates, two kinds of new state, state
     gru = 7 * h * config.options.gru_layers if config.options.gru else 0
     weights = size(encoder_shapes(config))
     if config.options.static:
         return {"inference": 4 * tokens * h}
     return {
-        "inference": 4 * tokens * (2 * h + max(attended, 2 * f)),
+        "inference": 4 * tokens * (2 * h + max(attended, wide)),
         "training": 4 * tokens * (uses * per_use + gru),
         "training, checkpointed": 4 * tokens * (uses * h + per_use + gru),
         "gradients and AdamW state": 4 * 3 * weights,

@@ -249,7 +249,8 @@ def prune_heads_and_ffn(
         names = [f"{prefix}.attention.{part}" for part in ("query", "key", "value")]
         output = [f"{prefix}.attention.{part}" for part in ("output_down", "output")][not config.options.output_rank :]
         _keep_blocks(weights, names, output, attention, config.value_size, heads, settings.fit)
-        _keep_blocks(weights, [f"{prefix}.ffn.up"], [f"{prefix}.ffn.down"], ffn, 1, columns, settings.fit)
+        ups = [f"{prefix}.ffn.{part}" for part in ("up", "gate")][: config.ffn_matrices - 1]
+        _keep_blocks(weights, ups, [f"{prefix}.ffn.down"], ffn, 1, columns, settings.fit)
     return dataclasses.replace(artifact, config=smaller, weights=weights)
 
 

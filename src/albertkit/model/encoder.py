@@ -71,17 +71,23 @@ class Embeddings(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with the activation between them, then dropout (which some ports of ALBERT lack)."""
+    """Two dense layers with the activation between them, then dropout (which some ports of ALBERT lack).
+
+    With the option `gated_ffn`, the activation of a third dense layer, the gate, multiplies the output of the first.
+    """
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size) if config.options.gated_ffn else None
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size)
         self.activation = ACTIVATION[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.dropout(self.down(self.activation(self.up(hidden))))
+        up: Tensor = self.up(hidden)
+        wide = self.activation(up) if self.gate is None else self.activation(self.gate(hidden)) * up
+        out: Tensor = self.dropout(self.down(wide))
         return out
 
 

@@ -36,6 +36,7 @@ MATRIX_INPUTS = {
     "attention.key": 0,
     "attention.value": 0,
     "attention.output": 1,
+    "ffn.gate": 2,
     "ffn.up": 2,
     "ffn.down": 3,
 }
@@ -67,6 +68,7 @@ def token_moments(
         f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
         for prefix, count in counts.items()
         for part, at in MATRIX_INPUTS.items()
+        if f"{prefix}.{part}.weight" in weights
     }
     if config.options.output_rank:  # the recorded input is that of the first of two matrices
         for prefix in counts:

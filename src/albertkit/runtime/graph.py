@@ -116,12 +116,17 @@ def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix:
 
 def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
     """The second half of a layer: the input of its down product, and its result."""
-    up = b.product(hidden, "up", weights[f"{prefix}.ffn.up.weight"])
-    wide = b.activation(config.hidden_act, up, *_vectors(b, weights, prefix, "ffn.up.bias"))
+    names = ("gate", "up") if config.options.gated_ffn else ("up",)
+    up = b.product(hidden, "up", stack_rows([weights[f"{prefix}.ffn.{name}.weight"] for name in names]))
+    first, *gated = b.split(up, 2) if config.options.gated_ffn else [up]
+    biases = _vectors(b, weights, prefix, *(f"ffn.{name}.bias" for name in names))
+    wide = b.activation(config.hidden_act, first, biases[0])
+    for other in gated:
+        wide = b.node("Mul", wide, b.node("Add", other, biases[1]))
     down = weights[f"{prefix}.ffn.down.weight"]
     down_bias = as_float(weights[f"{prefix}.ffn.down.bias"])
     floor = None
-    if isinstance(down, QuantizedMatrix):
+    if isinstance(down, QuantizedMatrix) and not gated:
         floor = LOWEST[config.hidden_act]
         if floor:  # the bias compensates for adding `floor` to every input
             wide = b.node("Add", wide, b.constant(floor, np.float32))
