@@ -68,6 +68,9 @@ class Options:
     """With a GRU, whether its output is added to the embeddings, or replaces them: GRU(x) instead of x + GRU(x)."""
     gated_ffn: bool = False
     """A gated feed-forward part: (activation(x·G + g) ⊙ (x·U + u))·D + d; with GELU it is GeGLU, with SiLU SwiGLU."""
+    pre_norm: bool = False
+    """LayerNorm before attention and feed-forward instead of after them: x + f(norm(x)). One more, `output_norm`,
+    normalises what is read after the last layer, at every depth."""
     norm: str = ""
     """"document" divides by σ + ε, where LayerNorm divides by √(variance + ε)."""
     classifier: str = ""

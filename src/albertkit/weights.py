@@ -99,6 +99,8 @@ def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
     for group in range(config.num_hidden_groups):
         for inner in range(config.inner_group_num):
             shapes |= layer_shapes(config, f"encoder.groups.{group}.{inner}")
+    if config.options.pre_norm:
+        shapes |= norm("encoder.output_norm", config.hidden_size)
     if pooler and config.options.classifier != "mean":
         shapes |= linear("encoder.pooler", config.hidden_size, config.hidden_size)
     return shapes

@@ -58,11 +58,13 @@ CASES = {
     "classifier": {"classifier": "mean"},
     "scale_embedding": {"scale_embedding": True},
     "gated_ffn": {"gated_ffn": True},
+    "pre_norm": {"pre_norm": True},
+    "pre_norm, relative bias": {"pre_norm": True, "attention_bias": "relative", "norm": "document", "classifier": "mean"},
     "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
     "everything": {
         "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
         "norm": "document", "classifier": "mean", "value_size": 6, "output_rank": 9, "gru_layers": 2,
-        "gated_ffn": True,
+        "gated_ffn": True, "pre_norm": True,
     },
 }  # fmt: skip
 ALONE = ProcessGroup(0, 1, torch.device("cpu"))
@@ -81,6 +83,7 @@ EACH = (
     "classifier",
     "scale_embedding",
     "gated_ffn",
+    "pre_norm",
     "everything",
 )
 ATTENTION = [name for name, options in CASES.items() if Options(**options).has_attention_options]
@@ -237,6 +240,25 @@ def test_the_gated_feed_forward_is_its_formula(act, function):
     torch.testing.assert_close(ffn(x), wide @ ffn.down.weight.T + ffn.down.bias)
 
 
+def test_pre_norm_is_its_formula_at_every_depth():
+    """Each half adds to its input and reads its norm; what is read at a depth is normalised once more."""
+    model, batch = made(tiny(options=Options(pre_norm=True))), Batch.of(ids(9, 9, 4))
+    layer = model.encoder.groups[0][0]
+    with torch.no_grad():
+        x, kept = model.encoder.embeddings(batch), model.encoder(batch, keep_layers=True).layers
+        torch.testing.assert_close(kept[0], x)
+        for depth in (1, 2, 3):
+            x = x + layer.attention(layer.attention_norm(x), batch)
+            x = x + layer.ffn(layer.ffn_norm(x))
+            wanted = model.encoder.output_norm(x)
+            whole = model.encoder(batch, depth=depth)
+            torch.testing.assert_close(whole.hidden, wanted)
+            torch.testing.assert_close(kept[depth], wanted)
+            torch.testing.assert_close(whole.pooled, torch.tanh(model.encoder.pooler(batch.first(wanted))))
+            first = model.encoder(batch, depth=depth, first_only=True)
+            torch.testing.assert_close(first.hidden, batch.first(wanted), rtol=1e-4, atol=1e-5)
+
+
 def test_consistency_by_cosine_and_by_product():
     layers = tuple(torch.randn(4, 6) for _ in range(3))
     pairs = [(0, 1), (0, 2), (1, 2)]
@@ -376,6 +398,7 @@ def test_what_saves_operations_and_what_does_not():
     assert of(window=64, length=60) == of(length=60) and of(gru=True) > of() < of(attention_bias="relative")
     assert of(gated_ffn=True) - of() == 2 * 768 * 3072 * 12
     assert count(gated_ffn=True) - count() == 769 * 3072
+    assert of(pre_norm=True) == of() and count(pre_norm=True) - count() == 2 * 768
     shapes = encoder_shapes(base.replace(options=Options(low_rank=32)))
     assert weight_bytes(shapes)["int8"] - weight_bytes(encoder_shapes(base))["int8"] == 4 * 4 * 64 * 32  # stays float
 

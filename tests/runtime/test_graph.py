@@ -100,11 +100,13 @@ def test_the_runtime_says_what_torch_says(case, tmp_path):
     alone = [by_engine(engine, [text], 5)[0] for text in texts]
     assert worst(alone, wanted) < 1e-4
     (batch,) = token_batches(texts[:1])
-    for first in range(5):  # in two stretches, as early exit goes
-        begun = engine.run(batch, first)
-        assert np.abs(engine.apply_layers(begun, batch.lengths, first, 5)[0] - wanted[0]).max() < 1e-4
-    other = TorchEngine(artifact.config, dict(artifact.weights), "torch")
-    assert np.abs(other.apply_layers(other.run(batch, 0), batch.lengths, 0, 5)[0] - wanted[0]).max() < 1e-4
+    for runner in (engine, TorchEngine(artifact.config, dict(artifact.weights), "torch")):
+        state = runner.run(batch, 0)
+        for depth in range(1, 6):  # from depth to depth, as early exit goes
+            state = runner.apply_layers(state, batch.lengths, depth - 1, depth)
+            result = runner.read_out(state, batch.lengths, depth)
+            assert np.abs(result[0] - by_torch(artifact, texts[:1], depth)[0]).max() < 1e-4
+        assert np.abs(result[0] - wanted[0]).max() < 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -113,8 +115,11 @@ def test_looking_inside_says_what_the_engine_says(case):
     text, depth = ids((23,))[0], 4
     seen = ActivationEncoder(artifact.config, dict(artifact.weights)).run(text, depth=depth)
     engine = Engine(artifact.config, dict(artifact.weights), 1)
+    (batch,) = token_batches([text])
+    state = engine.run(batch, 0)
     for layer in range(depth + 1):
-        assert np.abs(seen.hidden[layer] - by_engine(engine, [text], layer)[0]).max() < 1e-4
+        state = engine.apply_layers(state, batch.lengths, max(0, layer - 1), layer)
+        assert np.abs(seen.hidden[layer] - state[0]).max() < 1e-4
     assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5)
     window = artifact.config.options.window
     for layer in range(depth):
@@ -136,6 +141,8 @@ def test_looking_inside_says_what_the_engine_says(case):
         "gru",
         "gru, document 003",
         "norm",
+        "gated_ffn",
+        "pre_norm",
         "everything",
     ],
 )
@@ -268,6 +275,8 @@ choices = st.fixed_dictionaries(
         "gru_residual": st.sampled_from([True, True, False]),
         "norm": st.sampled_from(["", "document"]),
         "classifier": st.sampled_from(["", "mean"]),
+        "gated_ffn": st.booleans(),
+        "pre_norm": st.booleans(),
         "static": st.sampled_from([False] * 9 + [True]),
         "head_size": st.sampled_from([0, 0, 5]),
     }
@@ -288,6 +297,7 @@ def test_every_combination_is_refused_or_the_same_everywhere(options, groups, le
     artifact = make(options, num_hidden_groups=groups, heads=())
     texts = ids(tuple(lengths))
     wanted = by_torch(artifact, texts)
-    assert worst(by_engine(Engine(config, dict(artifact.weights), 1), texts, 3), wanted) < 1e-4
+    engine = Engine(config, dict(artifact.weights), 1)
+    assert worst(by_engine(engine, texts, 3), wanted) < 1e-4
     inner = ActivationEncoder(config, dict(artifact.weights)).run(texts[0])
-    assert np.abs(inner.hidden[-1] - wanted[0]).max() < 1e-4
+    assert np.abs(engine.normalize(inner.hidden[-1]) - wanted[0]).max() < 1e-4

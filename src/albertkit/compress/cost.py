@@ -90,6 +90,7 @@ def parameter_counts(config: AlbertConfig) -> dict[str, int]:
         **({"GRU": size(gru)} if gru else {}),
         "shared attention": size(attention) * copies,
         "shared feed-forward": (size(layer) - size(attention)) * copies,
+        **({"output norm": 2 * config.hidden_size} if config.options.pre_norm else {}),
         "pooler": total - size(encoder_shapes(config, pooler=False)),
         "total": total,
         "heads (masked word, order)": size(head_shapes(config, "mlm")) + size(head_shapes(config, "sop")),

@@ -33,7 +33,7 @@ MAX_TOKENS = 256  # the size of attention is tokens² × layers × heads
 class LayerActivations:
     """Hidden states and attention of one text."""
 
-    hidden: np.ndarray  # (layers + 1, tokens, H); the first is the embedding output
+    hidden: np.ndarray  # (layers + 1, tokens, H); the first is the embedding output; before an output norm
     attention: np.ndarray  # (layers, heads, from token, to token); each row sums to 1
 
 

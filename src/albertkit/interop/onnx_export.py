@@ -186,6 +186,9 @@ def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: in
                 name, local = f"{config.group_of(layer)}.{inner}", config.options.local(layer)
                 b.prefix = f"group{name}."
                 hidden, _ = graphs.layer(b, config, weights, f"encoder.groups.{name}", hidden, masked, local)
+    if config.options.pre_norm:
+        b.prefix = "output."
+        hidden = graphs.norm(b, config, weights, "encoder.output_norm", hidden)
     outputs: dict[str, list[Any]] = {}
     for head in heads:
         outputs |= _head(b, stored, head, hidden, inside, heads)

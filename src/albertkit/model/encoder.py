@@ -1,8 +1,8 @@
 """The encoder, top to bottom: embeddings at E, projection to H, one shared layer applied L times, the pooler.
 
-In: a `Batch`. Out: an `EncoderOutput`. Post-LN; dropout as in the original code: after the embeddings, on the attention
-weights, after the attention output and after the feed-forward output. Before this file: `packed_batch.py`, and
-`optional_modules.py` with the options beyond canonical ALBERT. After it: `albert_model.py`.
+In: a `Batch`. Out: an `EncoderOutput`. Post-LN, or pre-LN as an option; dropout as in the original code: after the
+embeddings, on the attention weights, after the attention output and after the feed-forward output. Before this file:
+`packed_batch.py`, and `optional_modules.py` with the options beyond canonical ALBERT. After it: `albert_model.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncoderOutput:
     pooled: Tensor | None
     """tanh of a dense layer over each text's first token, (texts, H); None for an encoder without pooler."""
     layers: tuple[Tensor, ...]
-    """With `keep_layers`, the hidden states after the embeddings and each layer: L + 1 tensors of (tokens, H)."""
+    """With `keep_layers`, the embeddings, then the result at each depth: L + 1 tensors of (tokens, H)."""
     batch: Batch
     word_table: Tensor
     """The word embedding table (V, E), which the MLM head shares."""
@@ -92,7 +92,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One post-LN transformer layer; ALBERT applies the same layer several times."""
+    """One post-LN transformer layer (pre-LN with the option `pre_norm`); ALBERT applies the same one several times."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -100,9 +100,13 @@ class Layer(nn.Module):
         self.attention_norm = make_norm(config, config.hidden_size)
         self.ffn = FeedForward(config)
         self.ffn_norm = make_norm(config, config.hidden_size)
+        self.pre_norm = config.options.pre_norm
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
         residual = batch.first(hidden) if first else hidden
+        if self.pre_norm:
+            residual = residual + self.attention(self.attention_norm(hidden), batch, first, local)
+            return residual + self.ffn(self.ffn_norm(residual))
         hidden = self.attention_norm(residual + self.attention(hidden, batch, first, local))
         out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return out
@@ -135,6 +139,7 @@ class Encoder(nn.Module):
         self.groups = nn.ModuleList(
             nn.ModuleList(Layer(config) for _ in range(config.inner_group_num)) for _ in range(config.num_hidden_groups)
         )
+        self.output_norm = make_norm(config, config.hidden_size) if config.options.pre_norm else None
         pooler = pooler and config.options.classifier != "mean"
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
         self.apply(self.initialize)
@@ -173,6 +178,10 @@ class Encoder(nn.Module):
                 hidden = _apply(inner, share, hidden, batch, first_only, local)
         return hidden
 
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """The result at a depth, from the hidden states of its last layer."""
+        return hidden if self.output_norm is None else self.output_norm(hidden)
+
     def forward(
         self, batch: Batch, depth: int | None = None, keep_layers: bool = False, first_only: bool = False
     ) -> EncoderOutput:
@@ -193,7 +202,8 @@ class Encoder(nn.Module):
             share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
             hidden = self.apply_layer(layer, hidden, batch, share, first_only and layer == depth - 1)
             if keep_layers:
-                layers.append(hidden)
+                layers.append(self.read_out(hidden))
+        hidden = self.read_out(hidden)
         pooled = None
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(hidden if first_only else batch.first(hidden)))  # (texts, H)

@@ -110,7 +110,7 @@ def record_inputs(
             prefix = f"encoder.groups.{config.group_of(layer)}.{inner}"
             result, *inputs = watched[prefix].run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
             chosen = inside & (generator.random(inside.shape) < share)
-            yield LayerInputs(prefix, tuple(values[chosen] for values in [hidden, *inputs]))
+            yield LayerInputs(prefix, tuple(values[chosen] for values in inputs))
             hidden = result
 
 

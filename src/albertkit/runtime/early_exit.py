@@ -279,7 +279,8 @@ class LayerWalk:
         for number, depth in enumerate((*self.rule.exit_depths, self.rule.depth)):
             for moving in batches:
                 moving.hidden = engine.apply_layers(moving.hidden, moving.lengths, here, depth)
-                for place, output in zip(moving.order, self.read(moving.hidden, moving.lengths), strict=True):
+                result = engine.read_out(moving.hidden, moving.lengths, depth)
+                for place, output in zip(moving.order, self.read(result, moving.lengths), strict=True):
                     outputs[place] = output
             here = depth
             if depth == self.rule.depth:
@@ -325,7 +326,8 @@ def read_depths(
         hidden, here = model.engine.run(batch, 0), 0
         for depth in sorted(depths):
             hidden, here = model.engine.apply_layers(hidden, batch.lengths, here, depth), depth
-            for place, output in zip(batch.order, read(hidden, batch.lengths), strict=True):
+            result = model.engine.read_out(hidden, batch.lengths, depth)
+            for place, output in zip(batch.order, read(result, batch.lengths), strict=True):
                 found[depth][place] = output
     check_finite("outputs", (output for outputs in found.values() for output in outputs))
     return found

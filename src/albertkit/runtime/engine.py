@@ -71,19 +71,34 @@ class Engine:
         return open_graph(graph, self.threads)
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
-        """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. Values beyond a text's
-        length are undefined.
+        """The result (texts, length, H) at a depth; depth 0 gives the embeddings. Values beyond a text's length are
+        undefined.
         """
         hidden: np.ndarray
         (hidden,) = self._embedding.run(None, {"ids": batch.ids, "segments": batch.segments})
-        return self.apply_layers(hidden, batch.lengths, 0, depth)
+        return self.read_out(self.apply_layers(hidden, batch.lengths, 0, depth), batch.lengths, depth)
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
-        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
+        """Hidden states (texts, length, H) at depth `last`, from those at depth `first`, for `read_out`."""
         for layer in range(first, last):
             for inner in self._layers[self.config.group_of(layer)]:
                 (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
         return hidden
+
+    def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
+        """The result at a depth, from the hidden states of `apply_layers`: with the option `pre_norm`, their norm."""
+        return self.normalize(hidden) if depth else hidden
+
+    def normalize(self, hidden: np.ndarray) -> np.ndarray:
+        """The output norm over the last axis; without the option `pre_norm`, the same hidden states."""
+        if not self.config.options.pre_norm:
+            return hidden
+        (out,) = self._output_norm.run(None, {"x": hidden.reshape(-1, hidden.shape[-1])})
+        return np.asarray(out).reshape(hidden.shape)
+
+    @cached_property
+    def _output_norm(self) -> onnxruntime.InferenceSession:
+        return open_graph(graphs.norm_graph(self.config, self.weights), 1)
 
     @cached_property
     def _pooler(self) -> onnxruntime.InferenceSession:
@@ -133,14 +148,28 @@ class TorchEngine:
         packed = self._pack(batch.ids, batch.lengths, batch.segments)
         with self.torch.inference_mode():
             self.model.encoder.check(packed)
-            return self._apply(self.model.encoder.embeddings(packed), packed, 0, depth)
+            hidden = self._apply(self.model.encoder.embeddings(packed), packed, 0, depth)
+            return self._unpack(self.model.encoder.read_out(hidden) if depth else hidden, packed)
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
         """See `Engine`."""
-        packed = self._pack(np.zeros(hidden.shape[:2], np.int64), lengths)
-        inside = np.arange(hidden.shape[1])[None] < lengths[:, None]
         with self.torch.inference_mode():
-            return self._apply(self.torch.from_numpy(hidden[inside]).to(self.device), packed, first, last)
+            states, packed = self._states(hidden, lengths)
+            return self._unpack(self._apply(states, packed, first, last), packed)
+
+    def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
+        """See `Engine`."""
+        if not (depth and self.config.options.pre_norm):
+            return hidden
+        with self.torch.inference_mode():
+            states, packed = self._states(hidden, lengths)
+            return self._unpack(self.model.encoder.read_out(states), packed)
+
+    def _states(self, hidden: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Batch]:
+        """Padded hidden states as packed ones."""
+        inside = np.arange(hidden.shape[1])[None] < lengths[:, None]
+        packed = self._pack(np.zeros(hidden.shape[:2], np.int64), lengths)
+        return self.torch.from_numpy(hidden[inside]).to(self.device), packed
 
     def _pack(self, ids: np.ndarray, lengths: np.ndarray, segments: np.ndarray | None = None) -> Batch:
         from albertkit.model import Batch
@@ -150,9 +179,12 @@ class TorchEngine:
         kinds = None if segments is None else torch.from_numpy(segments)
         return Batch.unpad(torch.from_numpy(ids), mask, kinds).to(self.device)
 
-    def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> np.ndarray:
+    def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> Tensor:
         for layer in range(first, last):
             hidden = self.model.encoder.apply_layer(layer, hidden, packed)
+        return hidden
+
+    def _unpack(self, hidden: Tensor, packed: Batch) -> np.ndarray:
         return np.asarray(packed.pad(hidden).float().cpu().numpy())
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
@@ -199,6 +231,10 @@ class StaticEngine:
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
         """The same hidden states: there are no layers."""
+        return hidden
+
+    def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
+        """The same hidden states."""
         return hidden
 
     def means(self, texts: Sequence[Sequence[int]]) -> np.ndarray:

@@ -8,8 +8,6 @@ activation function is shifted to be non-negative, to use all 8 bits; the next b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from onnx import TensorProto
 
@@ -31,15 +29,15 @@ LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh":
 def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, watch: bool = False) -> Graph:
     """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With `watch`, the inputs of the output, up and down products are also outputs, for calibration. With the option
+    With `watch`, the inputs of its four products are also outputs, for calibration. With the option
     `window` there is an input `local`; `layer_feed` builds all inputs.
     """
     b = Builder(max_level)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
     lengths = b.input("lengths", TensorProto.INT32, ["texts"])
     local = b.input("local", TensorProto.BOOL, []) if config.options.window else False
-    result, (context, *others) = layer(b, config, weights, prefix, hidden, lengths, local)
-    more = [expand_low_rank(b, config, weights, prefix, context), *others] if watch else []
+    result, (mixed, context, *others) = layer(b, config, weights, prefix, hidden, lengths, local)
+    more = [mixed, expand_low_rank(b, config, weights, prefix, context), *others] if watch else []
     return b.graph(result, ["texts", "length", config.hidden_size], more)
 
 
@@ -61,18 +59,31 @@ def layer(
     mask: str,
     local: str | bool = False,
 ) -> tuple[str, list[str]]:
-    """One layer over `hidden` (texts, length, H): its result, and the inputs of its output, up and down products.
+    """One layer over `hidden` (texts, length, H): its result, and the inputs of its four products in `MATRIX_INPUTS`.
 
     local: whether tokens attend inside the window only, or the name of a bool input.
     """
-    mixed, bias = input_product(b, config, weights, prefix, hidden)
+    normed = input_norm(b, config, weights, f"{prefix}.attention_norm", hidden)
+    mixed, bias = input_product(b, config, weights, prefix, normed)
     if config.options.has_attention_options:
         context = attend_with_options(b, config, weights, prefix, b.node("Add", mixed, bias), mask, local)
     else:
         context = b.attend(mixed, bias, mask, config.num_attention_heads, config.head_size)
     middle = attention_output(b, config, weights, prefix, context, hidden)
-    wide, result = ffn_block(b, config, weights, prefix, middle)
-    return result, [context, middle, wide]
+    inputs, result = ffn_block(b, config, weights, prefix, middle)
+    return result, [normed, context, *inputs]
+
+
+def input_norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str) -> str:
+    """The input of attention or feed-forward: `x`, or with the option `pre_norm` its norm."""
+    return norm(b, config, weights, name, x) if config.options.pre_norm else x
+
+
+def norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str) -> str:
+    """LayerNorm with the scale and shift `name`."""
+    part = name.rpartition(".")[2]
+    scale, shift = (b.weight(f"{part}.{kind}", as_float(weights[f"{name}.{kind}"])) for kind in ("weight", "bias"))
+    return b.norm(x, scale, shift, config.layer_norm_eps, config.options.norm)
 
 
 def input_product(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
@@ -100,7 +111,7 @@ def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | Quanti
 
 
 def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str, hidden: str) -> str:
-    """The end of a layer's first half: the output product, and LayerNorm of its sum with the layer's input."""
+    """The end of a layer's first half: the output product, its sum with the layer's input, and LayerNorm (post-LN)."""
     names = ("output_down", "output") if config.options.output_rank else ("output",)
     out = context
     for name in names:
@@ -110,16 +121,19 @@ def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix:
             made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(len(plain), -1)
             weight = quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
         out = b.product(out, name, weight)
-    bias, *norm = _vectors(b, weights, prefix, "attention.output.bias", "attention_norm.weight", "attention_norm.bias")
-    return sum_norm(b, config, out, bias, hidden, norm)
+    bias = b.weight("attention.output.bias", as_float(weights[f"{prefix}.attention.output.bias"]))
+    return sum_norm(b, config, weights, f"{prefix}.attention_norm", b.node("Add", out, bias), hidden)
 
 
-def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
-    """The second half of a layer: the input of its down product, and its result."""
+def ffn_block(
+    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str
+) -> tuple[tuple[str, str], str]:
+    """The second half of a layer: the inputs of its up and down products, and its result."""
+    normed = input_norm(b, config, weights, f"{prefix}.ffn_norm", hidden)
     names = ("gate", "up") if config.options.gated_ffn else ("up",)
-    up = b.product(hidden, "up", stack_rows([weights[f"{prefix}.ffn.{name}.weight"] for name in names]))
+    up = b.product(normed, "up", stack_rows([weights[f"{prefix}.ffn.{name}.weight"] for name in names]))
     first, *gated = b.split(up, 2) if config.options.gated_ffn else [up]
-    biases = _vectors(b, weights, prefix, *(f"ffn.{name}.bias" for name in names))
+    biases = [b.weight(f"ffn.{name}.bias", as_float(weights[f"{prefix}.ffn.{name}.bias"])) for name in names]
     wide = b.activation(config.hidden_act, first, biases[0])
     for other in gated:
         wide = b.node("Mul", wide, b.node("Add", other, biases[1]))
@@ -133,18 +147,23 @@ def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, h
             rows = down.values.sum(axis=1, dtype=np.int64) * down.scale
             down_bias = (down_bias - floor * rows).astype(np.float32)
     narrow = b.product(wide, "down", down, floor)
-    norm = _vectors(b, weights, prefix, "ffn_norm.weight", "ffn_norm.bias")
-    return wide, sum_norm(b, config, narrow, b.weight("ffn.down.bias", down_bias), hidden, norm)
+    narrow = b.node("Add", narrow, b.weight("ffn.down.bias", down_bias))
+    return (normed, wide), sum_norm(b, config, weights, f"{prefix}.ffn_norm", narrow, hidden)
 
 
-def sum_norm(b: Builder, config: AlbertConfig, x: str, bias: str, skip: str, norm: Sequence[str]) -> str:
-    """LayerNorm of x + bias + skip. (onnxruntime's one operator for this is four times slower than these three.)"""
-    scale, shift = norm
-    return b.norm(b.node("Add", b.node("Add", x, bias), skip), scale, shift, config.layer_norm_eps, config.options.norm)
+def sum_norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str, skip: str) -> str:
+    """LayerNorm of x + skip, or with the option `pre_norm` their sum. (onnxruntime's one operator for this, with the
+    bias, is four times slower than the three.)
+    """
+    summed = b.node("Add", x, skip)
+    return summed if config.options.pre_norm else norm(b, config, weights, name, summed)
 
 
-def _vectors(b: Builder, weights: Weights, prefix: str, *names: str) -> list[str]:
-    return [b.weight(name, as_float(weights[f"{prefix}.{name}"])) for name in names]
+def norm_graph(config: AlbertConfig, weights: Weights) -> Graph:
+    """The output norm of the option `pre_norm`: `x` (n, H) → (n, H)."""
+    b = Builder()
+    x = b.input("x", TensorProto.FLOAT, ["n", config.hidden_size])
+    return b.graph(norm(b, config, weights, "encoder.output_norm", x), ["n", config.hidden_size])
 
 
 # Attention beyond canonical ALBERT -------------------------------------------------------------------------------
@@ -268,10 +287,7 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
     )  # fmt: skip
     kinds = b.node("Gather", b.floats("segment", weights["encoder.embeddings.segment.weight"]), segments)
     summed = b.node("Add", b.node("Add", words, kinds), places)
-    scale, shift = (
-        b.weight(f"norm.{p}", as_float(weights[f"encoder.embeddings.norm.{p}"])) for p in ("weight", "bias")
-    )
-    out = b.norm(summed, scale, shift, config.layer_norm_eps, config.options.norm)
+    out = norm(b, config, weights, "encoder.embeddings.norm", summed)
     if not config.options.brightmart_layout:
         bias = b.weight("projection.bias", as_float(weights["encoder.embeddings.projection.bias"]))
         out = b.node("Add", b.float_product(out, "projection", projection), bias)
@@ -320,8 +336,7 @@ def mlm_head(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> str:
     """Scores over the vocabulary, with tied word embeddings."""
     made = b.float_product(x, "dense", weights["heads.mlm.dense.weight"])
     inner = b.activation(config.hidden_act, made, b.weight("dense.bias", as_float(weights["heads.mlm.dense.bias"])))
-    scale, shift = (b.weight(f"norm.{p}", as_float(weights[f"heads.mlm.norm.{p}"])) for p in ("weight", "bias"))
-    inner = b.norm(inner, scale, shift, config.layer_norm_eps, config.options.norm)
+    inner = norm(b, config, weights, "heads.mlm.norm", inner)
     if config.options.brightmart_layout:
         inner = b.node("MatMul", inner, b.floats("projection", weights["encoder.embeddings.projection.weight"]))
     scores = b.product(inner, "word", weights["encoder.embeddings.word.weight"])
