@@ -18,7 +18,7 @@ from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.activation_moments import activation_moments
 from albertkit.runtime.embed import unit_length
-from albertkit.search.checksums import checksum
+from albertkit.search.vectors import checksum
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample, split_words
 from albertkit.text_reader import Record
 from albertkit.tokenizer import Tokenizer

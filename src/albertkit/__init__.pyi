@@ -18,8 +18,8 @@ from albertkit.runtime.embed import EmbedOptions, TokenVectors
 from albertkit.runtime.generate import GenerateSettings
 from albertkit.runtime.mask_filling import MaskPrediction
 from albertkit.search.cluster import Clusters, cluster
-from albertkit.search.hits import SearchHit, SearchResult
 from albertkit.search.index import Index
+from albertkit.search.index_records import SearchHit, SearchResult
 from albertkit.serve.serve_settings import ServeSettings
 from albertkit.serve.server import serve
 from albertkit.tasks.answer import AnswerResult

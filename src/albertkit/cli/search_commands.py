@@ -15,8 +15,8 @@ from albertkit.cli.console import echo_line, print_result, shorten, style, to_js
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
-    from albertkit.search.hits import SearchResult
     from albertkit.search.index import Embedder
+    from albertkit.search.index_records import SearchResult
 
 EMBED_BATCH = 512
 index_model_option = cli.option(

@@ -17,13 +17,11 @@ from typing import Protocol
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice
-from albertkit.search.checksums import checksum, damage_error
-from albertkit.search.hits import SearchHit, SearchResult
 from albertkit.search.index_file import IndexFile, create_index_file
-from albertkit.search.index_records import without_surrogates
+from albertkit.search.index_records import SearchHit, SearchResult, without_surrogates
 from albertkit.search.keywords import KeywordTable
 from albertkit.search.relevance import NONSENSE, RelevanceLimit
-from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
+from albertkit.search.vectors import Ranked, StoredVector, VectorTable, checksum, damage_error, fuse
 from albertkit.text_reader import Record, replace_surrogates
 from albertkit.unreadable_text import (
     CHECKED_TEXTS,

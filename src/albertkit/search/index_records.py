@@ -1,11 +1,13 @@
-"""Files to records of an index: one per line, paragraph, file or row of a table.
+"""What goes into an index and what comes out: records of files, and the hits of a search.
 
-In: files and folders. Out: `Record`, in order. `index.py` stores them.
+In: files and folders. Out: `Record`, one per line, paragraph, file or row of a table. `index.py` stores them, and makes
+the hits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import dropwhile, groupby
 from pathlib import Path
 
@@ -67,3 +69,41 @@ def without_surrogates(record: Record) -> Record:
     """The record without lone surrogates, which SQLite cannot store."""
     id, text, source = map(replace_surrogates, (record.id, record.text, record.source))
     return Record(id, text, source, record.line)
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A search result.
+
+    >>> from albertkit import Albert, Index, Record
+    >>> index = Index.create("notes.idx", Albert())
+    >>> index.add([Record("1", "The doctor is in."), Record("2", "The train was late.")])
+    2
+    >>> hit = index.search("where is a physician?", k=1)[0]
+    >>> hit.id, hit.text
+    ('1', 'The doctor is in.')
+    >>> index.close()
+    """
+
+    id: str
+    text: str
+    score: float
+    """The cosine of query and text, at most 1; in keyword mode, which needs no model, BM25."""
+    source: str
+    line: int
+    matched: str
+    """What matched: "meaning" (the vector), "words" (words of the query), or "both"."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The hits of a query, the best first.
+
+    >>> from albertkit import SearchResult
+    >>> SearchResult(hits=[], left_out=3).left_out
+    3
+    """
+
+    hits: list[SearchHit]
+    left_out: int
+    """Texts among the k best that were left out, because they match by meaning only and are below the limit."""

@@ -10,8 +10,7 @@ import re
 import sqlite3
 from pathlib import Path
 
-from albertkit.search.checksums import checksum, damage_error
-from albertkit.search.vectors import Ranked
+from albertkit.search.vectors import Ranked, checksum, damage_error
 
 TERMS = 64  # words of a query that are looked up
 COMMON = 20  # a word in more than one of this many texts is common: slow and little informative

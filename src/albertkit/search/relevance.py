@@ -16,8 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from albertkit.search.checksums import checksum, damage_error
-from albertkit.search.vectors import Ranked, VectorTable
+from albertkit.search.vectors import Ranked, VectorTable, checksum, damage_error
 
 CHANCE = 1e-7  # of one nonsense query to reach the limit of any text, if cosines were normally distributed
 CONSONANTS, HEXADECIMAL = "bcdfghjklmnpqrstvwxz", "0123456789abcdef"

@@ -1,7 +1,8 @@
 """Vector search in an SQLite file: blocks of 1,024 int8 rows with one scale per row, compared by numpy.
 
-In: a connection and rows. Out: the slots with the highest dot product. Each block has a checksum. Blocks stay in memory
-after their first use, up to `KEPT_BYTES`; others are read for each search. It is not thread-safe.
+In: a connection and rows. Out: the slots with the highest dot product. Blocks stay in memory after their first use, up
+to `KEPT_BYTES`; others are read for each search. It is not thread-safe. Each row of an index has a `checksum`, here and
+in `keywords.py` and `index.py`: damage is an error, not a wrong hit.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+import google_crc32c
 import numpy as np
 
-from albertkit.search.checksums import checksum, damage_error
+from albertkit.errors import AlbertkitError
 
 BLOCK = 1024  # rows in a stored block
 PART = 256  # rows converted to floats at a time, so that they fit into the processor's cache
@@ -25,6 +27,23 @@ CREATE TABLE scales (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data 
 CREATE TABLE vectors (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
 """
 CHECKSUMS = "SELECT s.block, s.checksum, v.checksum FROM scales s LEFT JOIN vectors v ON s.block = v.block"
+
+
+def checksum(*parts: bytes | str | int) -> int:
+    """The CRC-32C of some values, with their types and lengths.
+
+    >>> checksum("ab", 1) == checksum("a", "b1")
+    False
+    """
+    total = 0
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        total = google_crc32c.extend(google_crc32c.extend(total, f"{type(part).__name__} {len(data)} ".encode()), data)
+    return int(total)
+
+
+def damage_error(path: Path, what: str) -> AlbertkitError:
+    return AlbertkitError(f"{path} is damaged: {what}. Index the files again (--force).")
 
 
 class VectorBlock(NamedTuple):
