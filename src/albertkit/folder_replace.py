@@ -93,7 +93,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise AlbertkitError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
     with file:
-        _lock_file(file, folder)
+        lock_file(file, folder)
         _locks.add(path)
         try:
             yield
@@ -101,7 +101,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             _locks.remove(path)
 
 
-def _lock_file(file: TextIO, folder: Path) -> None:
+def lock_file(file: TextIO, folder: Path) -> None:
     """Lock a file and write this process into it, or raise an error that names the process that holds it."""
     try:
         import fcntl

@@ -255,7 +255,7 @@ def test_one_run_at_a_time(models, tmp_path):
 
     def intrude(what: str, done: int, total: int) -> None:
         if what == "parts" and done == 5:
-            with pytest.raises(AlbertkitError, match="another run is writing"):
+            with pytest.raises(AlbertkitError, match="out is in use: process .* is writing to it"):
                 run()
 
     assert run(progress=intrude).done_parts == 2

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from albertkit.bulk.worker import (
 )
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.file_io import add_checksum, take_checksum
+from albertkit.folder_replace import LOCK, lock_file
 from albertkit.text_reader import TextFile
 from albertkit.unreadable_text import UnreadableTexts, collect_unreadable, report_unreadable
 
@@ -119,13 +120,14 @@ class OutputFolder:
     def __init__(self, job: BulkJob, files: list[TextFile]) -> None:
         self.job, self.options, self.files = job, job.options, files
         self.storage, self.path = locate(job.output, job.root)
-        self.lock: Any = None
+        self.lock: TextIO | None = None
 
     def __enter__(self) -> OutputFolder:
         try:
             self.storage.create_folder(self.path)
             if self.storage.is_local:
-                self._lock()
+                self.lock = Path(self.path, LOCK).open("a+", encoding="utf-8")
+                lock_file(self.lock, Path(self.job.output))
         except OSError as error:
             raise AlbertkitError(
                 f"{self.job.output} cannot be written: {short_reason(error)}. Choose another folder."
@@ -135,17 +137,6 @@ class OutputFolder:
     def __exit__(self, *_: object) -> None:
         if self.lock is not None:
             self.lock.close()
-
-    def _lock(self) -> None:
-        """Lock a local folder against other runs. The system releases the lock when this process ends."""
-        with contextlib.suppress(ImportError):
-            import fcntl
-
-            self.lock = Path(self.path, ".lock").open("w")  # noqa: SIM115  closed with the folder
-            try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AlbertkitError(f"another run is writing {self.job.output}. Wait for it, or stop it.") from None
 
     def open(self, progress: Progress) -> tuple[np.ndarray, list[TextFile]]:
         """The table of parts, read or planned, and the files with the columns of their texts."""

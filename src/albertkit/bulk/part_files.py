@@ -126,9 +126,6 @@ class JsonlPart:
     def close(self) -> None:
         """Do nothing: every line is already written."""
 
-    def abandon(self) -> None:
-        """Do nothing."""
-
 
 class ParquetPart:
     """Columns with the names of the fields."""
@@ -167,9 +164,6 @@ class ParquetPart:
         """Write the footer."""
         self.tables.close()
 
-    def abandon(self) -> None:
-        """Do nothing."""
-
 
 PartWriter = NpzPart | JsonlPart | ParquetPart
 PART_WRITERS: dict[OutputFormat, type[NpzPart] | type[JsonlPart] | type[ParquetPart]] = {
@@ -187,5 +181,6 @@ def open_part(file: IO[bytes], format: OutputFormat, content: PartContent) -> It
         yield writer
         writer.close()
     except BaseException:
-        writer.abandon()
+        if isinstance(writer, NpzPart):
+            writer.abandon()
         raise

@@ -30,11 +30,13 @@ class Storage(Protocol):
     is_local: bool
 
     def find(self, path: str) -> FileEntry | None: ...
-    def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]: ...
-    def create_folder(self, path: str) -> None: ...
+    def list_folder(
+        self, folder: str, recursive: bool = False
+    ) -> list[FileEntry]: ...  # sorted
+    def create_folder(self, path: str) -> None: ...  # and its parents
     def open_input(self, path: str) -> IO[bytes]: ...
     def open_output(self, path: str) -> IO[bytes]: ...
-    def move(self, source: str, target: str) -> None: ...
+    def move(self, source: str, target: str) -> None: ...  # an existing target is replaced
     def delete(self, path: str) -> None: ...
 
 
@@ -44,14 +46,12 @@ class LocalStorage:
     is_local = True
 
     def find(self, path: str) -> FileEntry | None:
-        """The file or folder, or None."""
         if not Path(path).is_file() and not Path(path).is_dir():
             return None
         stat = Path(path).stat()
         return FileEntry(path, Path(path).is_dir(), stat.st_size, stat.st_mtime_ns)
 
     def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]:
-        """The entries of a folder, sorted by path; none if it does not exist."""
 
         def fail(error: OSError) -> None:
             raise error
@@ -67,23 +67,18 @@ class LocalStorage:
         return [entry for entry in entries if entry is not None]
 
     def create_folder(self, path: str) -> None:
-        """Create a folder and its parents."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
     def open_input(self, path: str) -> IO[bytes]:
-        """A file to read."""
         return Path(path).open("rb")
 
     def open_output(self, path: str) -> IO[bytes]:
-        """A file to write."""
         return Path(path).open("wb")
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file; an existing target is replaced."""
         Path(source).replace(target)
 
     def delete(self, path: str) -> None:
-        """Delete a file."""
         Path(path).unlink()
 
 
@@ -96,11 +91,9 @@ class ArrowStorage:
         self.system = system
 
     def find(self, path: str) -> FileEntry | None:
-        """The file or folder, or None."""
         return _entry(self.system.get_file_info(path))
 
     def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]:
-        """The entries of a folder, sorted by path; none if it does not exist."""
         from pyarrow.fs import FileSelector
 
         infos = self.system.get_file_info(FileSelector(folder, recursive=recursive, allow_not_found=True))
@@ -108,23 +101,18 @@ class ArrowStorage:
         return [entry for entry in entries if entry is not None]
 
     def create_folder(self, path: str) -> None:
-        """Create a folder and its parents."""
         self.system.create_dir(path, recursive=True)
 
     def open_input(self, path: str) -> IO[bytes]:
-        """A file to read."""
         return cast("IO[bytes]", self.system.open_input_file(path))
 
     def open_output(self, path: str) -> IO[bytes]:
-        """A file to write."""
         return cast("IO[bytes]", self.system.open_output_stream(path))
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file; an existing target is replaced."""
         self.system.move(source, target)
 
     def delete(self, path: str) -> None:
-        """Delete a file."""
         self.system.delete_file(path)
 
 
