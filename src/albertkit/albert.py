@@ -84,16 +84,8 @@ class Albert(RuntimeModel):
         depth: int | None = None,
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
-        super().__init__(
-            open_stored(model),
-            source=model,
-            bits=bits,
-            threads=threads,
-            device=device,
-            depth=depth,
-            token_budget=token_budget,
-        )
         self._options: dict[str, Any] = {"bits": bits, "threads": threads, "device": device, "depth": depth}
+        super().__init__(open_stored(model), source=model, token_budget=token_budget, **self._options)
 
     def __repr__(self) -> str:
         source = "built-in model" if self.source is None else str(self.source)

@@ -37,12 +37,9 @@ def check_finite(what: str, outputs: np.ndarray | Iterable[Any]) -> None:
     """Raise if an array, or one of several outputs (numbers, arrays or tuples of arrays), is not finite."""
     import numpy as np
 
-    if not isinstance(outputs, np.ndarray):
-        parts = (part for output in outputs for part in (output if isinstance(output, tuple) else (output,)))
-        is_finite = all(bool(np.isfinite(part).all()) for part in parts)
-    else:
-        is_finite = bool(np.isfinite(outputs).all())
-    if not is_finite:
+    several = (outputs,) if isinstance(outputs, np.ndarray) else outputs
+    parts = (part for output in several for part in (output if isinstance(output, tuple) else (output,)))
+    if not all(np.isfinite(part).all() for part in parts):
         raise NonFiniteError(
             f"the model computed {what} with NaN or infinity; results must be finite. Its weights are damaged or too "
             "large: use another copy of the model."

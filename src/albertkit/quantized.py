@@ -260,18 +260,12 @@ def float_shapes(
         if steps is not None:
             if array.dtype != np.uint8 or steps.dtype != np.uint8:
                 raise AlbertkitError(f"tensor {name!r} has type {array.dtype}; at 4 bits it must be packed uint8")
-            blocks = -(-columns // BLOCK)
-            _check_parts((rows, blocks), (array.shape, steps.shape, scale.shape))
+            blocks, parts = -(-columns // BLOCK), (array.shape, steps.shape, scale.shape)
+            if parts != ((rows, blocks * BLOCK // 2), (rows, blocks), (rows,)):
+                found = f"{parts[0]}, {parts[1]} and {parts[2]}"
+                raise AlbertkitError(f"a 4-bit matrix has parts of shapes {found}, which do not match: it is damaged")
             out[name] = shapes[name]
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
             found = f"{array.dtype} with {scale.shape} scales"
             raise AlbertkitError(f"tensor {name!r} has {found}; at 8 bits it must be int8 with one scale per row")
     return out
-
-
-def _check_parts(steps: tuple[int, int], found: tuple[tuple[int, ...], ...]) -> None:
-    """Check the shapes of packed values, steps and scales of a 4-bit matrix; `steps` is the shape of the second."""
-    rows, blocks = steps
-    if found != ((rows, blocks * BLOCK // 2), (rows, blocks), (rows,)):
-        parts = f"{found[0]}, {found[1]} and {found[2]}"
-        raise AlbertkitError(f"a 4-bit matrix has parts of shapes {parts}, which do not match; the file is damaged")

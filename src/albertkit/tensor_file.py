@@ -116,23 +116,18 @@ def _read_header(path: Path, file: BinaryIO) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        dtype, shape = _type_and_shape(name, entry)
+        dtype, shape = type_of(TENSOR_TYPES[entry["dtype"]]), entry["shape"]
+        check_shape(name, shape, dtype)
         start, stop = entry["data_offsets"]
         if type(start) is not int or start != end or stop != start + math.prod(shape) * dtype.itemsize:
             found = f"tensor {name!r} of {entry['dtype']} {list(shape)} begins at byte {start} and ends at {stop}"
             raise ValueError(f"{found}, and the tensor before it ends at {end}; tensors must adjoin")
-        read = partial(read_array, file, path, 8 + length + start, dtype, shape)
-        tensors[name] = StoredTensor(dtype, shape, path.name, start, stop, read)
+        read = partial(read_array, file, path, 8 + length + start, dtype, tuple(shape))
+        tensors[name] = StoredTensor(dtype, tuple(shape), path.name, start, stop, read)
         end = stop
     if size != 8 + length + end:
         raise ValueError(f"its header and tensors have {8 + length + end:,} bytes, the file {size:,}")
     return tensors
-
-
-def _type_and_shape(name: str, entry: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
-    dtype, shape = type_of(TENSOR_TYPES[entry["dtype"]]), entry["shape"]
-    check_shape(name, shape, dtype)
-    return dtype, tuple(shape)
 
 
 def check_shape(name: str, shape: Any, dtype: np.dtype) -> None:

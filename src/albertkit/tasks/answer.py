@@ -76,7 +76,6 @@ class AnswerTask(Task):
     heads = ("answer",)
     usage = "answer"
     example_types = (QuestionExample,)
-    result_type = AnswerResult
     setting_names = ("stride", "n_best", "max_answer", "threshold")
 
     def __post_init__(self) -> None:

@@ -42,7 +42,6 @@ class ChooseTask(Task):
     heads = ("choose",)
     usage = "choose"
     example_types = (ChoiceExample,)
-    result_type = ChoiceResult
     can_be_explained = False
 
     @classmethod

@@ -64,7 +64,6 @@ class ClassifyTask(Task):
     heads = ("classify",)
     usage = "classify"
     example_types = (TextExample,)
-    result_type = Classification
     can_train_on_frozen_vectors = True
 
     def __post_init__(self) -> None:

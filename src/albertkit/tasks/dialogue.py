@@ -56,7 +56,6 @@ class DialogueTask(Task):
     kind = "multi"
     usage = "track"
     example_types = (DialogueTurn,)
-    result_type = DialogueState
     can_be_explained = False
     has_independent_results = False
 

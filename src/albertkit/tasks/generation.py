@@ -66,7 +66,6 @@ class GenerateTask(Task):
     heads = ("mlm",)
     usage = "generate"
     example_types = (RewriteExample,)
-    result_type = GeneratedText
     generates_text = True
     can_exit_early = False
     can_be_explained = False

@@ -52,7 +52,6 @@ class MatchTask(Task):
     heads = ("vector",)
     usage = "index (in Python: similarity)"
     example_types = (TextExample,)
-    result_type = MatchResult
     setting_names = ("loss",)
     gives_vectors = True
     has_correct_results = False

@@ -91,7 +91,6 @@ class TagTask(Task):
     heads = ("tag",)
     usage = "tag"
     example_types = (TaggedExample,)
-    result_type = TagResult
     setting_names = ("overlap",)
 
     def __post_init__(self) -> None:
@@ -226,7 +225,6 @@ class IntentTask(Task):
     heads = ("classify", "tag")
     usage = "intent (in Python: understand)"
     example_types = (TaggedExample, TextExample)
-    result_type = IntentResult
     setting_names = ("overlap",)
     can_train_on_frozen_vectors = True
 

@@ -51,7 +51,6 @@ class Task:
     heads: ClassVar[tuple[str, ...]] = ()
     """The heads of `model/albert_model.py` whose scores it reads; "vector" is the mean of the token vectors."""
     example_types: ClassVar[tuple[type, ...]] = ()
-    result_type: ClassVar[type[TaskResult]]
     setting_names: ClassVar[tuple[str, ...]] = ()
     """Fields that a user may set in addition to the fine-tuning settings."""
     usage: ClassVar[str] = ""
