@@ -43,13 +43,13 @@ from albertkit.file_io import (
 )
 from albertkit.folder_replace import recover_folder
 from albertkit.head_graph import check_has_graphs, head_file, read_head_graphs
-from albertkit.model_card import model_card
 from albertkit.quantized import QuantizedMatrix, float_shapes, pack_kept, quantize_weights, unpack_weights
 from albertkit.tensor_file import StoredTensor, check_separate, open_tensors
 from albertkit.tokenizer import Tokenizer
 from albertkit.transformers_folder import (
     ARCHITECTURES,
     max_tokens,
+    model_card,
     public_config,
     public_tensors,
 )

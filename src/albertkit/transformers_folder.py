@@ -1,7 +1,7 @@
-"""The part of an artifact folder that transformers reads: config.json, and the public names of the weights.
+"""The part of an artifact folder that transformers reads: config.json, the public names of the weights, and README.md.
 
-In: an artifact. Out: `public_config` and `public_tensors`, which `artifact.py` writes. `for_transformers` changes a
-model so that transformers computes the same probabilities; `convert` and `export` use it.
+In: an artifact. Out: `public_config`, `public_tensors` and `model_card`, which `artifact.py` writes. `for_transformers`
+changes a model so that transformers computes the same probabilities; `convert` and `export` use it.
 
 A folder names a class of transformers only if this class computes the same. Otherwise its `model_type` is `albertkit`,
 which transformers rejects, and `transformers_difference` has the reason.
@@ -10,6 +10,7 @@ which transformers rejects, and `transformers_difference` has the reason.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.weights import CLASSIFIERS, tensor_names
+from albertkit.head_graph import head_file
+from albertkit.weights import CLASSIFIERS, size, tensor_names
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact, ArtifactMetadata, StoredModel
@@ -214,3 +216,36 @@ def for_transformers(artifact: Artifact) -> Artifact:
         if all(config.group_of(layer) == artifact.config.group_of(layer) for layer in range(depth)):
             made = dataclasses.replace(made, config=config, metadata=dataclasses.replace(made.metadata, depth=None))
     return made if transformers_difference(made) is None else artifact
+
+
+def model_card(artifact: Artifact) -> str:
+    """README.md of the folder, from the artifact's metadata."""
+    config, meta = artifact.config, artifact.metadata
+    encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
+    lines = [
+        "---",
+        "library_name: albertkit",
+        "tags: [albert]",
+        "---",
+        f"# ALBERT, {size(encoder):,} parameters",
+        "",
+        f"- layers {config.num_hidden_layers} (weights of {config.num_hidden_groups * config.inner_group_num}), "
+        f"hidden {config.hidden_size}, heads {config.num_attention_heads}, "
+        f"embedding {config.embedding_size}, vocabulary {config.vocab_size:,}, length {config.max_position_embeddings}",
+        f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",
+    ]
+    if artifact.tokenizer is not None:
+        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} tokens")
+    for head in artifact.head_graphs:
+        lines.append(f"- the head {head} is a custom one, in float, computed by the graph {head_file(head)}")
+    if meta.labels:
+        shown = ", ".join(meta.labels[:20]) + (" …" if len(meta.labels) > 20 else "")
+        lines.append(f"- labels: {shown}")
+    if config.options.active():
+        lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
+    lines.append(f"- transformers: {describe_transformers(artifact)}")
+    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.history, 1))):
+        rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
+        lines += ["", f"## {title}", "", *rows] if rows else []
+    usage = '```python\nfrom albertkit import Albert\nAlbert("FOLDER").embed(["a text", "another"])\n```\n'
+    return "\n".join([*lines, "", usage])
