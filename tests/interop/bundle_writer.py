@@ -1,15 +1,17 @@
-"""Write TensorFlow tensor bundles, for tests only: any tensors, any damage, always with valid checksums."""
+"""Write TensorFlow tensor bundles: any tensors, any damage, always with valid checksums; and read them."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
 from albertkit.artifact import Artifact
+from albertkit.interop.google_tf import open_bundle
+from albertkit.tensor_file import check_separate
 from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 
 CODES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "bfloat16": 14, "float16": 19}
@@ -128,3 +130,9 @@ def to_variables(artifact: Artifact) -> dict[str, np.ndarray]:
         name.tf: artifact.weights[name.ours].T if name.transpose else artifact.weights[name.ours] for name in names
     }
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def read_bundle(prefix: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    with open_bundle(prefix, names) as tensors:
+        check_separate(tensors)
+        return {name: tensor.read() for name, tensor in tensors.items()}

@@ -14,9 +14,10 @@ from hypothesis.extra import numpy as hnp
 
 from albertkit.errors import AlbertkitError
 from albertkit.interop import google_tf
-from albertkit.interop.google_tf import find_bundle, list_bundle, read_bundle
+from albertkit.interop.google_tf import find_bundle, list_bundle
 
 from . import bundle_writer as writer
+from .bundle_writer import read_bundle
 
 CHECKPOINTS = Path(os.environ.get("ALBERTKIT_CHECKPOINTS", Path(__file__).parents[2] / ".cache" / "checkpoints"))
 REAL = CHECKPOINTS / "bert-tf" / "bert_model.ckpt"

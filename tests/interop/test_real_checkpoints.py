@@ -12,12 +12,13 @@ import torch
 from albertkit.albert import Albert
 from albertkit.compress.quantize import quantize
 from albertkit.interop.convert import convert, open_model
-from albertkit.interop.google_tf import find_bundle, list_bundle, read_bundle
+from albertkit.interop.google_tf import find_bundle, list_bundle
 from albertkit.interop.plbert import SYMBOLS
 from albertkit.model import AlbertModel, Batch
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import machine_max_level
 from tests.conftest import real
+from tests.interop.bundle_writer import read_bundle
 
 
 @pytest.fixture(scope="module")

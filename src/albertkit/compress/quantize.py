@@ -19,7 +19,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.artifact import QUANTIZED_FILE, Artifact, StoredModel, read_stored, write_artifact
-from albertkit.compress.metric_loss import MetricLoss, metric_loss, open_in_memory
+from albertkit.compress.metric_loss import MetricLoss, masked_predictions, metric_loss, open_in_memory
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
@@ -36,7 +36,6 @@ from albertkit.tasks.task import lower_is_better
 
 TOLERANCES = {"cosine": 0.02, "masks": 0.1}
 TASK_TOLERANCE = 0.01  # one point
-MASKED_SHARE = 0.15
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,6 @@ def check_bits(bits: int) -> None:
 
 
 def open_float_model(source: Path | str) -> Artifact:
-    """A model that is not quantized yet."""
     artifact = open_model(source)
     if artifact.metadata.quantization is not None:
         raise AlbertkitError(
@@ -285,7 +283,7 @@ class QualityCheck:
             name, value = next(iter(self._task_metrics(albert, depth).items()))
             return QualityScore(name, float(value))
         if self.metric == "masks":
-            predicted, original = self.masked_predictions(albert)
+            predicted, original = masked_predictions(albert, self.examples)
             agreement, accuracy = np.mean(predicted == self.reference[0]), np.mean(predicted == original)
             return QualityScore("masks", float(agreement), float(accuracy))
         texts = list(self.examples)
@@ -300,26 +298,9 @@ class QualityCheck:
     @cached_property
     def reference(self) -> tuple[np.ndarray, np.ndarray]:
         """The `masked_predictions` of the full model."""
-        return self.masked_predictions(self.full)
-
-    def masked_predictions(self, albert: Albert) -> tuple[np.ndarray, np.ndarray]:
-        """The predicted and the original token at each masked position; the positions are the same for all models."""
-        generator, predicted, original = np.random.default_rng(0), [], []
-        limit = min(128, albert.config.max_position_embeddings)
-        ids = [e.ids for e in albert.tokenizer.encode_batch(list(self.examples), max_length=limit)]
-        for batch in token_batches(ids):
-            inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
-            inside[:, 0] = inside[np.arange(len(inside)), batch.lengths - 1] = False
-            chosen = (generator.random(batch.ids.shape) < MASKED_SHARE) & inside
-            if not chosen.any():
-                chosen[0, min(1, chosen.shape[1] - 1)] = True
-            masked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id or 0, batch.ids))
-            predicted.append(albert.engine.mlm_logits(albert.engine.run(masked, albert.depth)[chosen]).argmax(axis=1))
-            original.append(batch.ids[chosen])
-        return np.concatenate(predicted), np.concatenate(original)
+        return masked_predictions(self.full, self.examples)
 
     def loss(self, folder: Path | str, tolerance: float | None = None) -> QualityLoss:
-        """The quality loss of the model in a folder."""
         after = self.score(folder)
         before = 1.0 if self.task is None else float(self._task_metrics(self.full)[after.metric])
         lost = before - after.value

@@ -25,7 +25,7 @@ from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.file_io import file_size, open_weights, read_file
 from albertkit.interop.huggingface import layout_name, read_config, translate
-from albertkit.tensor_file import StoredTensor, check_separate, read_array, type_of
+from albertkit.tensor_file import StoredTensor, read_array, type_of
 from albertkit.tokenizer import Tokenizer, check_size
 from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 
@@ -135,13 +135,6 @@ def find_bundle(path: Path) -> Path | None:
 def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
     """The tensors of a checkpoint by name, sorted; only the index file is read."""
     return _read_index(prefix)[1]
-
-
-def read_bundle(prefix: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Tensors of a checkpoint as float32."""
-    with open_bundle(prefix, names) as tensors:
-        check_separate(tensors)
-        return {name: tensor.read() for name, tensor in tensors.items()}
 
 
 @contextmanager
