@@ -70,7 +70,6 @@ def check_model_files(path: Path) -> None:
 
 
 def file_size(file: BinaryIO) -> int:
-    """Bytes of an open file."""
     return os.fstat(file.fileno()).st_size
 
 
@@ -247,7 +246,6 @@ def flush(path: Path) -> None:
 
 
 def write_json(path: Path, data: object) -> None:
-    """Write readable JSON."""
     path.write_bytes(json_bytes(data))
 
 

@@ -41,7 +41,6 @@ class QuantizedMatrix:
         return [self.values, self.scale, *([] if self.smooth is None else [self.smooth])]
 
     def floats(self) -> np.ndarray:
-        """The weights as float32."""
         weights = self.values * self.scale[:, None]
         return weights if self.smooth is None else weights * self.smooth
 

@@ -338,7 +338,6 @@ def _missing(what: str, column: str, names: Iterable[str]) -> str:
 
 
 def decode(line: bytes) -> str:
-    """The text of some bytes, if they are UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
@@ -346,7 +345,6 @@ def decode(line: bytes) -> str:
 
 
 def parse_json_line(line: str) -> dict[str, Any]:
-    """The JSON object on a line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -232,7 +232,6 @@ class ParquetTables:
         self.writer: Any = None
 
     def write(self, table: Table) -> None:
-        """Add a table."""
         if self.writer is None:  # no dictionary or statistics for vectors, whose values rarely repeat
             self.writer = self.parquet.ParquetWriter(
                 self.file, table.schema, use_dictionary=["source"], write_statistics=["row"]
@@ -240,6 +239,5 @@ class ParquetTables:
         self.writer.write_table(table)
 
     def close(self) -> None:
-        """Write the footer."""
         if self.writer is not None:
             self.writer.close()

@@ -43,7 +43,6 @@ def check_attempts(number: int, failures: int) -> None:
 
 
 def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
-    """Run the parts in local processes."""
     todo, failures = iter(parts), Counter[int]()
     running: dict[Connection, tuple[BaseProcess, WorkPart]] = {}
 

@@ -116,7 +116,6 @@ class HashingFile(io.RawIOBase):
         self.file, self.hash = file, hashlib.sha256()
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def write(self, data: Any) -> int:
@@ -172,7 +171,6 @@ def is_intact(storage: Storage, target: str, checksum: str) -> bool:
 
 
 def short_reason(error: Exception) -> str:
-    """The first line of an error."""
     return (getattr(error, "strerror", None) or str(error)).split("\n")[0][:160]
 
 

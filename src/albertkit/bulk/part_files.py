@@ -82,13 +82,11 @@ class NpzPart:
         np.lib.format.write_array_header_1_0(self.member, header)
 
     def write(self, results: Sequence[Any]) -> None:
-        """Add a group of vectors."""
         zeros = np.zeros(self.content.width, np.float32)
         self.member.write(np.stack([zeros if r is None else r for r in results]).astype("<f4", copy=False).tobytes())
         self.is_missing += [result is None for result in results]
 
     def close(self) -> None:
-        """Add the other arrays."""
         self.member.close()
         content = self.content
         rows = np.arange(content.first, content.first + len(self.is_missing), dtype=np.int64)
@@ -113,7 +111,6 @@ class JsonlPart:
         self.source = replace_surrogates(content.source)
 
     def write(self, results: Sequence[Any]) -> None:
-        """Add a group of results."""
         lines = []
         for result in results:
             fields = self.content.fields(result)
@@ -161,7 +158,6 @@ class ParquetPart:
         return {name: arrow.array([row[name] for row in fields], kinds[name]) for name in fields[0]}
 
     def close(self) -> None:
-        """Write the footer."""
         self.tables.close()
 
 

@@ -57,7 +57,6 @@ class WorkPart:
 
 
 def get_part(table: np.ndarray, files: Sequence[TextFile], number: int) -> WorkPart:
-    """The part with a number."""
     file, start, stop, first, rows = (int(value) for value in table[number])
     return WorkPart(number, files[file], start, stop, first, rows)
 

@@ -75,7 +75,6 @@ class PartResult:
 
 
 def part_name(number: int, format: OutputFormat) -> str:
-    """The output file of a part."""
     return f"part-{number:06d}.{format}"
 
 
@@ -108,7 +107,6 @@ class PartWorker:
         self.storage, self.folder = locate(job.output, job.root)
 
     def __call__(self, part: WorkPart) -> PartResult:
-        """Run one part."""
         name = part_name(part.number, self.format)
         target = f"{self.folder}/{name}"
         try:

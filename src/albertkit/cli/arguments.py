@@ -196,7 +196,6 @@ def read_whole(file: Path | None) -> str:
 
 
 def read_file(path: Path | None, text_column: str | int | None = None) -> list[str] | None:
-    """The texts of a file, or None without a file."""
     from albertkit.text_reader import read_texts
 
     return None if path is None else list(read_texts(path, None if text_column is None else str(text_column)))
@@ -225,7 +224,6 @@ class ModelOptions:
 
     @property
     def quantize_bits(self) -> int | None:
-        """`bits` as a number."""
         return int(self.bits) if self.bits else None
 
 

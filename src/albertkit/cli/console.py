@@ -80,7 +80,6 @@ def print_result(as_json: bool, value: object, *lines: str) -> None:
 
 
 def round_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics with four decimals."""
     return {name: round(value, 4) for name, value in metrics.items()}
 
 
@@ -133,7 +132,6 @@ def format_value(value: object) -> str:
 
 
 def format_megabytes(size: int) -> str:
-    """Bytes as megabytes with two decimals."""
     return f"{size / 1e6:,.2f} MB"
 
 

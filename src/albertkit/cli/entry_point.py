@@ -90,7 +90,6 @@ class GroupedCommands(click.Group):
         return list(MODULES)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command with this name, or None."""
         if name not in MODULES:
             return None
         module = importlib.import_module(f"albertkit.cli.{MODULES[name]}")

@@ -102,7 +102,6 @@ def embed(
 def embed_tokens(
     texts: cli.TextInput, model: cli.ModelOptions, output: Path | None, force: bool, layer: int | None
 ) -> None:
-    """`embed --tokens`."""
     from albertkit.vector_writer import open_token_writer, token_json
 
     context = click.get_current_context()

@@ -107,7 +107,6 @@ def _restrict(tokenizer: Tokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarr
 
 
 def _substring_ids(tokenizer: Tokenizer, text: str) -> Iterator[int]:
-    """Every token that is a substring of the text."""
     if tokenizer.kind == "unigram":
         normal = tokenizer._unigram.normalize(text)[0]
     else:

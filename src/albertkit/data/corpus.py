@@ -278,7 +278,6 @@ class CorpusBuilder:
 
 
 def _select(documents: TokenizedDocuments, chosen: np.ndarray) -> DocumentArrays:
-    """The chosen documents of a block."""
     of_sentences = np.repeat(chosen, documents.documents)
     tokens = documents.tokens[np.repeat(of_sentences, documents.sentences)]
     return DocumentArrays(tokens, documents.sentences[of_sentences], documents.documents[chosen])

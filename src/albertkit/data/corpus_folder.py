@@ -217,6 +217,5 @@ def is_locked(folder: Path) -> bool:
 
 
 def delete_resume_log(folder: Path) -> None:
-    """Delete the resume log of a folder."""
     for name in (RESUME_LOG, f"{RESUME_LOG}-journal"):
         (folder / name).unlink(missing_ok=True)

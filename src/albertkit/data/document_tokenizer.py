@@ -85,7 +85,6 @@ class DocumentTokenizer:
         self.words = WordTokenizer(tokenizer, table)
 
     def __call__(self, block: Block) -> TokenizedDocuments:
-        """The tokens of a block."""
         found = parse_documents(block, self.settings.skip_bad)
         sentences = [[s for text in document for s in split_sentences(text)] for document in found.paragraphs]
         tokens, lengths, counts = self.encode([sentence for document in sentences for sentence in document])
@@ -234,7 +233,6 @@ def tokenize_blocks(
 
 
 def _tokenize(block: Block, tokenizer: Path, settings: CorpusSettings) -> TokenizedDocuments:
-    """The tokens of a block, in a worker."""
     return _load_tokenizer(tokenizer, settings)(block)
 
 

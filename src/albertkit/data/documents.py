@@ -78,7 +78,6 @@ class Documents:
 def read_blocks(
     files: list[TextFile], text_column: str | None = None, start: BlockPosition | None = None
 ) -> Iterator[Block]:
-    """The blocks of all files, from a position on."""
     first = start or BlockPosition()
     for number in range(first.source, len(files)):
         position = first if number == first.source else BlockPosition(number)
@@ -239,7 +238,6 @@ def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
 
 
 def _json_text(line: str, text_column: str) -> str:
-    """The text in one line of JSONL."""
     text = column_value(parse_json_line(line), text_column)
     if text is not None and not isinstance(text, str):
         raise BadRow(f"contains a {type(text).__name__} as {text_column!r}, which must be a text (--text-column)")

@@ -57,11 +57,9 @@ class Passages:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text."""
         return np.diff(self.ends, prepend=0)
 
     def save(self, folder: Path) -> None:
-        """Write two arrays."""
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "ids.npy", self.ids)
         np.save(folder / "ends.npy", self.ends)

@@ -144,7 +144,6 @@ class Explainer:
 
     @cached_property
     def stored(self) -> StoredModel:
-        """The model as stored in its folder."""
         stored = open_stored(self.albert.source)
         if not self.albert.name.startswith(stored.identity[:16]):
             raise AlbertkitError(f"the files of {self.albert.source} have changed since it was opened. Open it again.")
@@ -157,7 +156,6 @@ class Explainer:
 
     @cached_property
     def torch_model(self) -> AlbertModel:
-        """The model in torch, for gradients."""
         need("torch", "explain", "integrated gradients")
         from albertkit.explain.gradients import torch_model
 
@@ -218,7 +216,6 @@ class Explainer:
         return found
 
     def attention_maps(self, state: ExplainState) -> tuple[AttentionMap, ...]:
-        """Attention of each row."""
         reader = min(state.target.tokens, default=0)
         maps = []
         for number, row in enumerate(state.input.rows):

@@ -38,7 +38,6 @@ class PortableBuilder(Builder):
         return self._store_once(name, array, transposed=False)
 
     def transpose(self, name: str, array: np.ndarray) -> str:
-        """The transpose of an array."""
         return self._store_once(name, array, transposed=True)
 
     def _store_once(self, name: str, array: np.ndarray, transposed: bool) -> str:

@@ -63,7 +63,6 @@ def read_modules(folder: Path) -> tuple[Path, str, bool]:
 
 
 def read_folder(folder: Path) -> Artifact:
-    """Open a sentence-transformers folder."""
     encoder, pooling, normalize = read_modules(folder)
     artifact = huggingface.read_folder(encoder)
     made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)

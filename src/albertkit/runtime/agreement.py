@@ -44,7 +44,6 @@ class Agreement:
 
     @classmethod
     def of(cls, cosines: np.ndarray, kind: str) -> Agreement:
-        """The agreement of some texts."""
         return cls(float(cosines.mean()), float(cosines.min()), len(cosines), kind)
 
     @property

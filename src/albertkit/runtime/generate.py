@@ -301,7 +301,6 @@ def decode(
 def generate(
     model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: int | None = None
 ) -> list[GeneratedText]:
-    """The generated text for each source text."""
     settings, generator, task = settings or GenerateSettings(), model.generator, model.task
     layers = model.layers_to_apply(depth)
     short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]

@@ -195,7 +195,6 @@ def text_examples(texts: str | Iterable[str], pairs: str | Iterable[str] | None 
 
 
 def word_examples(texts: str | Iterable[str]) -> list[TaggedExample]:
-    """Texts whose words are tagged."""
     return [TaggedExample(text, split_words(text)) for text in list_texts(texts)]
 
 

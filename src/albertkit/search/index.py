@@ -181,7 +181,6 @@ class Index:
         return dict(zip(missing, StoredVector.all_from(self._unit_vectors(missing)), strict=True)) if missing else {}
 
     def _find_text(self, text: str) -> int | None:
-        """The slot of a text."""
         ask = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1"
         row = self._sql.execute(ask, (_hash(text), text)).fetchone()
         return None if row is None else int(row[0])

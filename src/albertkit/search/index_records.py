@@ -51,7 +51,6 @@ def records_from(
 
 
 def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: str) -> Record:
-    """Numbered lines as one record."""
     numbers, texts, length = [], [], 0
     for number, text in lines:
         numbers.append(number)

@@ -54,7 +54,6 @@ class KeywordTable:
         self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, space_characters(text)))
 
     def remove(self, slot: int, text: str) -> None:
-        """Remove the words of a text from its slot."""
         self.sql.execute(
             "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, space_characters(text))
         )

@@ -68,7 +68,6 @@ class StoredVector(NamedTuple):
         return [cls(float(scale), row) for scale, row in zip(scales, data, strict=True)]
 
     def floats(self) -> np.ndarray:
-        """The row as floats."""
         row: np.ndarray = np.float32(self.scale) * (np.zeros(0) if self.data is None else self.data)
         return row
 
@@ -86,7 +85,6 @@ class VectorTable:
         self.kept: dict[int, VectorBlock] = {}
 
     def read(self, slots: Iterable[int]) -> dict[int, StoredVector]:
-        """The rows in some slots."""
         found: dict[int, StoredVector] = {}
         for block, places in _by_block(slots).items():
             stored = self._find_block(block)

@@ -55,7 +55,6 @@ class ConnectionTable:
         return True
 
     def mark_busy(self, connection: IdleClosable) -> None:
-        """A request has arrived."""
         self.idle.pop(connection, None)
 
     def mark_idle(self, connection: IdleClosable) -> None:
@@ -65,7 +64,6 @@ class ConnectionTable:
             self.idle[connection] = None
 
     def remove(self, connection: IdleClosable) -> None:
-        """The connection has closed."""
         self.idle.pop(connection, None)
         self.health_room.pop(connection, None)
         client = self.connections.pop(connection, None)

@@ -137,7 +137,6 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
 
 
 def explain_bytes(trace: DepthTrace, body: ExplainRequest) -> int:
-    """Foreseen bytes of a response."""
     albert, tokens = trace.albert, trace.tokens
     each = 256 + tokens * LONG_NUMBER_BYTES + (albert.dim * NUMBER_BYTES if body.vectors else 0)
     if trace.kind == "fill":

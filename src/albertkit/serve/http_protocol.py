@@ -160,6 +160,5 @@ class TimeoutProtocol(HttpToolsProtocol):
 
 
 def make_protocol(settings: ServeSettings) -> type[TimeoutProtocol]:
-    """The protocol with a server's limits."""
     table = ConnectionTable(settings.max_connections, settings.max_client_connections)
     return type("LimitedProtocol", (TimeoutProtocol,), {"timeout": settings.client_timeout, "table": table})

@@ -132,7 +132,6 @@ class RequestContext:
         self.unreadable = UnreadableTexts(0, 0)
 
     def choose_model(self, name: str | None, endpoint: str) -> ServedModel:
-        """The model for a request."""
         model = self.service.models.choose(name, endpoint)
         self.model_name = model.name
         return model
@@ -303,7 +302,6 @@ class RequestContext:
         return windows
 
     def check_tokens(self, tokens: int) -> None:
-        """Reject too many tokens."""
         most = self.settings.max_tokens
         if tokens > most:
             raise HttpError(413, f"the request has {tokens:,} tokens; send at most {most:,} per request")
@@ -327,7 +325,6 @@ class RequestContext:
     async def predict(
         self, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
     ) -> list[Any]:
-        """The results of the model's task for examples."""
         scores, features = await self.predict_scores(model, examples, task, depth)
         return await self.run_tokenizer(model.albert.task.results, scores, features, examples)
 

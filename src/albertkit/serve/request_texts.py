@@ -80,7 +80,6 @@ def strip_special_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def as_texts(value: str | list[str]) -> list[str]:
-    """One text or several, as a list."""
     return [value] if isinstance(value, str) else value
 
 

@@ -64,7 +64,6 @@ def vector_bytes(texts: int, dim: int, is_base64: bool = False) -> int:
 
 
 def label_bytes(texts: int, labels: Sequence[str]) -> int:
-    """Probabilities of all labels of each text."""
     return texts * sum(PREDICTION_BYTES + len(label) for label in labels)
 
 

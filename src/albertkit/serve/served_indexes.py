@@ -51,7 +51,6 @@ class ServedIndexes:
         return ServedIndex(name, index, model, stamp)
 
     def close(self) -> None:
-        """Close all indexes."""
         for served in self._indexes.values():
             served.index.close()
 

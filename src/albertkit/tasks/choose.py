@@ -46,7 +46,6 @@ class ChooseTask(Task):
 
     @classmethod
     def from_examples(cls, examples: Sequence[ChoiceExample]) -> ChooseTask:
-        """The task, which has no labels."""
         return cls()
 
     def features(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:

@@ -97,7 +97,6 @@ class ClassifyTask(Task):
 
     @staticmethod
     def numeric_label(example: TextExample) -> float:
-        """The label as a number."""
         try:
             return float(example.label)  # type: ignore[arg-type]
         except (TypeError, ValueError):
@@ -123,7 +122,6 @@ class ClassifyTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TextExample]
     ) -> list[Classification]:
-        """One classification per example."""
         return [self.result(np.asarray(row, np.float64)) for row in scores]
 
     def result(self, row: np.ndarray) -> Classification:

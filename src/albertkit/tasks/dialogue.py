@@ -87,7 +87,6 @@ class DialogueTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[DialogueTurn]
     ) -> list[DialogueState]:
-        """The state after each turn."""
         probabilities = ClassifyTask(self.labels, "multi").probabilities(np.stack(scores).astype(np.float64))
         slots = [label.removesuffix(f"={NAMED}") for label in self.labels if label.endswith(f"={NAMED}")]
         by_turn = []
@@ -115,7 +114,6 @@ class DialogueTask(Task):
 
 
 def turn_labels(turn: DialogueTurn) -> list[str]:
-    """The labels of a turn, sorted."""
     return sorted({f"{slot}={value}" for slot, value in turn.updates})
 
 
@@ -165,7 +163,6 @@ def track_states(
 
 
 def true_state(turn: DialogueTurn) -> DialogueState:
-    """The correct state after a turn."""
     return DialogueState(
         {slot: value for slot, value in turn.state if slot != REQUEST},
         frozenset(value for slot, value in turn.updates if slot == REQUEST),

@@ -199,7 +199,6 @@ class RewriteExample(Example):
     where: str = ""
 
     def problem(self) -> str | None:
-        """As in `Example`."""
         return text_problem(self.source, "source") or text_problem(self.target, "target")
 
 

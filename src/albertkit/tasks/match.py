@@ -102,7 +102,6 @@ class MatchTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TextExample]
     ) -> list[MatchResult]:
-        """The cosine of each pair's vectors."""
         table = np.stack(scores).astype(np.float64)
         table /= np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
         cosines = (table[0::2] * table[1::2]).sum(1)

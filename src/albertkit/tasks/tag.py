@@ -236,7 +236,6 @@ class IntentTask(Task):
         return cls(tuple(intents), TagTask.from_examples(examples).labels, overlap)
 
     def outputs(self, head: str) -> int:
-        """Rows of a head."""
         return len(self.intents if head == "classify" else self.labels)
 
     @cached_property

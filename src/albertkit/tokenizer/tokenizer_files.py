@@ -209,7 +209,6 @@ def set_bert_rules(tokenizer: RustTokenizer, lower: bool, strip_accents: bool) -
 
 
 def wordpiece_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
-    """The tokenizer that runs a WordPiece vocabulary."""
     model = models.WordPiece(vocabulary.ids, unk_token=SPECIALS["wordpiece"][1], max_input_chars_per_word=100)
     return set_bert_rules(RustTokenizer(model), vocabulary.lower, vocabulary.strip_accents)
 

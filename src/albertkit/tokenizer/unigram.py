@@ -33,7 +33,6 @@ class TokenSpans(NamedTuple):
     offsets: Spans
 
     def first(self, count: int) -> TokenSpans:
-        """The first tokens."""
         return TokenSpans(self.ids[:count], self.offsets[:count])
 
     def append(self, other: TokenSpans, shift: int) -> None:
@@ -62,7 +61,6 @@ class Unigram:
         self._cached_bytes = 0
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts."""
         result: list[list[int]] = []
         for start in range(0, len(texts), TEXTS_PER_STEP):
             chunk = texts[start : start + TEXTS_PER_STEP]

@@ -46,12 +46,10 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each token."""
         return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a tokenizer file."""
     try:
         return read_file(path, MAX_FILE_BYTES)
     except OSError as error:
