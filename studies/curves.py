@@ -1,16 +1,25 @@
 """Learning curves: every data set at several numbers of examples, fine-tuned with several settings.
 
-    python studies/curves.py DATA OUT.jsonl [--workers 14] [--minutes 9] [--only atis,cola] [--sizes 100,300,1000,3000]
+    python studies/curves.py DATA OUT.jsonl [--plan settings] [--workers 14] [--minutes 9] [--only atis,cola]
     python studies/curves.py table OUT.jsonl        # the best setting of each size, and what the preset loses to it
 
 Each line of OUT is one run. Runs that are there are skipped, so the same command resumes; no run begins after
---minutes. The first 200 examples of dev choose the epoch, the next 1,000 are measured. Metrics are the plain ones of
-`tasks.stand_in`, so that the script needs no library for them.
+--minutes. Metrics are the plain ones of `tasks.stand_in`, so that the script needs no library for them. Plans:
+
+    settings    batch sizes, steps and learning rates (`GRID`) at 100, 300, 1,000 and 3,000 examples, one seed
+    preset      what `albertkit finetune` does without options, with all examples, and with two more seeds at these sizes
+    recipes:1   all examples, or 8,000, with each recipe of `recipes.py` and seed 1
+    collapse    30 times the learning rate, at 1,000 examples
+    promises    900 sentences of CoNLL-2003, 800 of ATIS, 60 dialogues of WoZ 2.0, three seeds
+
+The first 200 examples of dev choose the epoch, the next 1,000 are measured. In the plans recipes and promises, a tenth of
+the training examples chooses the epoch, and all of dev is measured, at most 2,000 examples.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import random
@@ -19,16 +28,21 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
 
+from recipes import RECIPES, Recipe  # noqa: E402
 from tasksets import SETS, load  # noqa: E402
 
+from albertkit.train.presets import preset_learning_rate  # noqa: E402
 from tasks import stand_in, torch_scores, usual  # noqa: E402
 
-CHOOSING, MEASURED = 200, 1000
+CHOOSING, MEASURED, MOST = 200, 1000, 2000
+RATE_X30 = 3e-3  # 30 times the preset of the built-in models
 # Batch size, training steps (None: the preset's epochs) and learning rate (None: the preset's).
 GRID: tuple[tuple[int, int | None, float | None], ...] = (
     (32, None, None),
@@ -39,15 +53,55 @@ GRID: tuple[tuple[int, int | None, float | None], ...] = (
     (8, 400, 1e-4),
     (32, 2400, 1e-4),
 )
+RECIPE_SETS = {"cola": 0, "mrpc": 0, "rte": 0, "sst-2": 8000, "conll2003": 0, "snips": 0, "woz2": 0, "chnsenticorp": 0, "cluener": 0, "afqmc": 8000}  # fmt: skip
 METRIC = {"cola": "mcc", "sts-b": "pearson", "woz2": "joint_goal", "conll2003": "f1", "cluener": "f1", "atis": "mean", "snips": "mean"}  # fmt: skip
 NAMES = ("sst-2", "cola", "mrpc", "rte", "sts-b", "conll2003", "atis", "snips", "woz2", "clinc150-small", "chnsenticorp", "cluener", "afqmc")  # fmt: skip
 
-Run = tuple[str, int, int, int | None, float | None]
+SIZES = (100, 300, 1000, 3000)
+SEEDS = 3
+WOZ_60 = 265  # turns of the first 60 dialogues
 
 
-def runs(names: list[str], sizes: list[int], done: set[Run]) -> list[Run]:
-    """All runs that are not done, each setting over all sets before the next setting."""
-    return [one for setting in GRID for size in sizes for name in names if (one := (name, size, *setting)) not in done]
+@dataclass(frozen=True)
+class Run:
+    """One fine-tuning."""
+
+    data: str
+    size: int  # 0: all examples
+    batch_size: int | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    seed: int = 0
+    recipe: str = ""
+    epochs: float | None = None
+    measures_all: bool = False
+    from_start: bool = False  # the first examples of the file, instead of random ones
+
+
+def plan(name: str, only: Sequence[str]) -> list[Run]:
+    """All runs of a plan, the most important first."""
+    names = list(only or NAMES)
+    if name == "settings":
+        return [Run(data, size, *setting) for setting in GRID for size in SIZES for data in names]
+    if name == "preset":
+        sizes = [(0, 0), *((size, seed) for seed in (1, 2) for size in SIZES[::-1])]  # `settings` has seed 0
+        return [Run(data, size, seed=seed) for size, seed in sizes for data in names]
+    if name.startswith("recipes"):
+        seed, names = int(name.partition(":")[2] or 0), list(only or RECIPE_SETS)
+        return [
+            Run(data, RECIPE_SETS[data], seed=seed, recipe=recipe, measures_all=True)
+            for recipe in RECIPES
+            for data in names
+        ]
+    if name == "collapse":
+        return [Run(data, 1000, learning_rate=RATE_X30) for data in names]
+    runs = []
+    for seed, epochs in itertools.product(range(SEEDS), (3.0, None)):
+        runs += [
+            Run(data, size, seed=seed, epochs=epochs, measures_all=True, from_start=True)
+            for data, size in (("conll2003", 900), ("atis", 800), ("woz2", WOZ_60))
+        ]
+    return runs
 
 
 def finetune(run: Run, parts: dict[str, list[Any]], device: str) -> dict[str, Any]:
@@ -57,36 +111,57 @@ def finetune(run: Run, parts: dict[str, list[Any]], device: str) -> dict[str, An
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
-    name, size, batch, steps, rate = run
-    chosen = SETS[name]
-    train = parts["train"][:size]
-    epochs = None if steps is None else max(1.0, steps * batch / len(train))
-    given = {k: v for k, v in chosen.options.items() if k in ("max_length", "metric")}
-    settings = FinetuneSettings(epochs=epochs, batch_size=batch, learning_rate=rate, restarts=0, device=device, **given)
-    start = builtin.resolve("small-zh-pretrained") if chosen.chinese else usual(chosen, train, settings)
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    chosen, recipe = SETS[run.data], RECIPES.get(run.recipe, Recipe())
+    train = parts["first" if run.from_start else "train"][: run.size or None]
+    choose, measured = parts["choose"], parts["measure"]
+    if run.measures_all:
+        tenth = min(500, len(train) // 10)
+        choose, train, measured = train[-tenth:], train[:-tenth], parts["all"]
+    epochs = run.epochs if run.steps is None else max(1.0, run.steps * (run.batch_size or 32) / len(train))
+    given = {k: v for k, v in chosen.options.items() if k in ("max_length", "metric")} | recipe.finetune
+    start = (
+        builtin.resolve("small-zh-pretrained") if chosen.chinese else usual(chosen, train, FinetuneSettings(**given))
+    )
+    model = open_model(start)
+    rate = run.learning_rate or recipe.rate_factor * preset_learning_rate(model.config)
+    settings = FinetuneSettings(
+        epochs=epochs, batch_size=run.batch_size, learning_rate=rate, restarts=0, seed=run.seed, device=device, **given
+    )
+    began, lines = time.perf_counter(), []
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder, recipe.applied():
         place = Path(folder) / "run"
         found = finetune_examples(
-            chosen.task, train, parts["choose"], place, open_model(start), settings, **chosen.settings
+            chosen.task, train, choose, place, model, settings, log=lines.append, **chosen.settings
         )
-        task, features, scores = torch_scores(place / "model", parts["measure"], device)
-        metrics = task.measure(task.results(scores, features, parts["measure"]), parts["measure"])
+        task, features, scores = torch_scores(place / "model", measured, device)
+        metrics = task.measure(task.results(scores, features, measured), measured)
         shutil.rmtree(place, ignore_errors=True)
-    keys = {"data": name, "size": size, "batch_size": batch, "steps": steps, "learning_rate": rate}
-    record = {"examples": len(train), "start": start.name, "metrics": metrics, "epochs": epochs}
-    collapsed = [bool(one.get("collapsed")) for one in found.runs]
-    return {**keys, **record, "collapsed": collapsed, "seconds": round(time.perf_counter() - began, 1)}
+    record = {
+        "examples": len(train),
+        "start": start.name,
+        "metrics": metrics,
+        "schedule": next((line for line in lines if "steps of" in line), ""),
+    }
+    return {
+        **asdict(run), **record, "collapsed": [bool(one.get("collapsed")) for one in found.runs],
+        "says": [line for line in lines if "collaps" in line][:2], "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
 
 
 def parts_of(name: str, data: Path) -> dict[str, list[Any]]:
-    """Shuffled training examples, and two parts of dev."""
+    """Shuffled training examples, two parts of dev, and all of it."""
     found = load(SETS[name], data)
-    random.Random(0).shuffle(found["train"])
     dev = list(found["dev"])
+    train = random.Random(0).sample(found["train"], len(found["train"]))
     if SETS[name].task != "dialogue":  # turns of a dialogue stay together
         random.Random(1).shuffle(dev)
-    return {"train": found["train"], "choose": dev[:CHOOSING], "measure": dev[CHOOSING : CHOOSING + MEASURED]}
+    parts = {
+        "train": train,
+        "first": found["train"],
+        "choose": dev[:CHOOSING],
+        "measure": dev[CHOOSING : CHOOSING + MEASURED],
+    }
+    return {**parts, "all": dev[:MOST]}
 
 
 def work(queue: Any, results: Any, data: Path, device: str) -> None:
@@ -98,12 +173,11 @@ def work(queue: Any, results: Any, data: Path, device: str) -> None:
     cache: dict[str, dict[str, list[Any]]] = {}
     while (run := queue.get()) is not None:
         try:
-            if run[0] not in cache:
-                cache[run[0]] = parts_of(run[0], data)
-            results.put(finetune(run, cache[run[0]], device))
+            if run.data not in cache:
+                cache[run.data] = parts_of(run.data, data)
+            results.put(finetune(run, cache[run.data], device))
         except Exception as error:  # a failed run is recorded, and the others go on
-            keys = dict(zip(("data", "size", "batch_size", "steps", "learning_rate"), run, strict=True))
-            results.put({**keys, "error": f"{type(error).__name__}: {error}"[:300]})
+            results.put({**asdict(run), "error": f"{type(error).__name__}: {error}"[:300]})
     results.put(None)
 
 
@@ -111,11 +185,13 @@ def measure(args: argparse.Namespace) -> None:
     """All runs, in worker processes, until the time is over."""
     began = time.monotonic()
     done: set[Run] = set()
+    known = {field.name for field in fields(Run)}
     for line in args.out.read_text().splitlines() if args.out.exists() else ():
         row = json.loads(line)
         if "error" not in row:
-            done.add(tuple(row[k] for k in ("data", "size", "batch_size", "steps", "learning_rate")))  # type: ignore[arg-type]
-    todo = runs(args.only.split(",") if args.only else list(NAMES), [int(s) for s in args.sizes.split(",")], done)
+            done.add(Run(**{name: value for name, value in row.items() if name in known}))
+    only = args.only.split(",") if args.only else []
+    todo = [run for name in args.plan.split(",") for run in plan(name, only) if run not in done]
     if args.limit:
         todo = todo[: args.limit]
     print(f"{len(todo)} runs to do, {len(done)} done", flush=True)
@@ -149,7 +225,7 @@ def table(path: Path) -> None:
     scores: dict[tuple[str, int], dict[tuple[Any, ...], float]] = defaultdict(dict)
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        if "error" not in row:
+        if "error" not in row and not row.get("seed") and not row.get("recipe") and row["size"]:
             setting = (row["batch_size"], row["steps"], row["learning_rate"])
             value = row["metrics"].get(METRIC.get(row["data"], "accuracy"))
             scores[row["data"], row["size"]][setting] = float("nan") if value is None else 100 * value
@@ -173,7 +249,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--minutes", type=float, default=9.0, help="no run begins later")
     parser.add_argument("--only", help="data sets, with commas between them")
-    parser.add_argument("--sizes", default="100,300,1000,3000")
+    parser.add_argument("--plan", default="settings", help="names of plans, with commas between them")
     parser.add_argument("--limit", type=int, help="at most so many runs, to try it out")
     parser.add_argument("--device", default="auto")
     measure(parser.parse_args())

@@ -58,7 +58,10 @@ SAMPLE = 100_000  # texts from which the mixture is computed
 ROWS = 65_536  # texts mixed at once
 CHOICE = ("STS-B-train Spearman", "AFQMC Spearman", "OPPO AUC", "CMRC nDCG@10")  # their mean chooses a model
 MEASURED = ("STS-B", "STS-B-train", "AFQMC", "OPPO", "CMRC")  # tasks of evaluate.py
-MEASURED_DEPTHS = (3, 6, 12)
+MEASURED_DEPTHS = (3, 4, 6, 12)
+MIXTURES = (  # weight of USE, share of the mean, power
+    (1.0, 1.0, 0.0), (0.6, 0.7, 0.0), (0.6, 0.5, 0.0), (0.6, 0.7, 0.2), (0.6, 0.7, 0.4), (0.6, 0.7, 0.6), (0.6, 0.4, 0.4), (0.4, 0.7, 0.4),
+)  # fmt: skip
 MEASURED_TOKENS = 65_536  # of a batch
 log = partial(print, flush=True)
 
@@ -78,12 +81,25 @@ class Mixture:
     weights: Tensor  # (teachers,)
 
     @classmethod
-    def fit(cls, raw: Tensor, weights: Sequence[float], width: int) -> Mixture:
-        """From a sample, (texts, teachers × 512)."""
-        mixture = cls(raw.float().mean(0), torch.empty(0), torch.tensor(weights, device=raw.device))
+    def fit(
+        cls, raw: Tensor, weights: Sequence[float], width: int, mean_share: float = 1.0, power: float = 0.0
+    ) -> Mixture:
+        """From a sample, (texts, teachers × 512).
+
+        mean_share: the share of the mean that is subtracted. power: 0 keeps the variance of each component, 1 makes all
+        variances equal.
+        """
+        mixture = cls(mean_share * raw.float().mean(0), torch.empty(0), torch.tensor(weights, device=raw.device))
         weighted = mixture.weigh(raw).double()
-        basis = torch.linalg.eigh(weighted.T @ weighted)[1].flip(1)[:, :width].float()
-        return cls(mixture.mean, basis, mixture.weights)
+        values, vectors = torch.linalg.eigh(weighted.T @ weighted / len(weighted))
+        values, vectors = values.flip(0)[:width], vectors.flip(1)[:, :width]
+        return cls(mixture.mean, (vectors * (values / values[0]) ** (-power / 2)).float(), mixture.weights)
+
+    def rotated(self, raw: Tensor, other: Mixture) -> Mixture:
+        """With targets that are rotated onto those of another mixture, so that its student can be trained further."""
+        cross = self.targets(raw).double().T @ other.targets(raw).double()
+        left, _, right = torch.linalg.svd(cross)
+        return Mixture(self.mean, self.basis @ (left @ right).float(), self.weights)
 
     def weigh(self, raw: Tensor) -> Tensor:
         """Before the rotation."""
@@ -172,6 +188,31 @@ def prepare_texts(args: argparse.Namespace, folder: Path) -> None:
     held_out_sentences(corpus, args.held_out).save(folder / "held-out")
 
 
+def best_mixture(
+    sample: Tensor, teachers: Sequence[Path], data: Path, width: int, device: torch.device
+) -> tuple[Mixture, str]:
+    """The mixture of `MIXTURES` whose targets have the best mean over the tasks of `CHOICE`."""
+    encoders, raw = [open_teacher(folder, device) for folder in teachers], dict[str, Tensor]()
+
+    def embed(texts: list[str], mixture: Mixture) -> np.ndarray:
+        new = [text for text in dict.fromkeys(texts) if text not in raw]
+        if new:
+            vectors = torch.cat([torch.from_numpy(encoder.embed(new)).to(device) for encoder in encoders], 1).half()
+            raw.update(zip(new, vectors, strict=True))
+        return mixture.targets(torch.stack([raw[text] for text in texts])).cpu().numpy()
+
+    found, measured = [], tasks(data, None, MEASURED)
+    for weight, share, power in MIXTURES:
+        mixture = Mixture.fit(sample, [1.0, weight], width, share, power)
+        scores = {}
+        for task, score in measured.items():
+            scores |= {f"{task} {metric}": value for metric, value in score(partial(embed, mixture=mixture)).items()}
+        mean = sum(scores[name] for name in CHOICE) / len(CHOICE)
+        found.append((mean, mixture, f"USE {weight}, mean {share}, power {power}"))
+        log(f"{found[-1][2]}: {mean:.2f},", ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+    return max(found, key=lambda one: one[0])[1:]
+
+
 def prepare_targets(args: argparse.Namespace, width: int, folder: Path, device: torch.device) -> None:
     """The targets of the texts."""
     started, tokenizer = time.perf_counter(), args.shards / "tokenizer"
@@ -180,11 +221,20 @@ def prepare_targets(args: argparse.Namespace, width: int, folder: Path, device: 
     raw = teacher_vectors(passages, tokenizer, folders, device, args.workers)
     held_out_raw = teacher_vectors(held_out, tokenizer, folders, device, 1)
 
-    if args.mixture:
+    sample = raw[torch.from_numpy(np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])).to(device)]
+    if args.search_mixture:
+        mixture, name = best_mixture(sample, folders, args.data, width, device)
+        log(f"the mixture is {name}")
+        if args.mixture:
+            before = Mixture.load(args.mixture, device)
+            mixture = mixture.rotated(sample, before)
+            log(
+                f"cosine of old and new targets: {(before.targets(sample) * mixture.targets(sample)).sum(1).mean():.3f}"
+            )
+    elif args.mixture:
         mixture = Mixture.load(args.mixture, device)
     else:
-        sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
-        mixture = Mixture.fit(raw[torch.from_numpy(sample).to(device)], args.weights, width)
+        mixture = Mixture.fit(sample, args.weights, width)
     mixture.save(folder / "mixture.npz")
     targets = np.empty((len(raw), width), np.float16)
     for start in range(0, len(raw), ROWS):
@@ -258,7 +308,7 @@ class HeldOutDistillTask(VectorDistillTask):
                 found = score(partial(self.embed, at=at, known=known))
                 scores |= {f"{task} {metric}_{depth}": value for metric, value in found.items()}
         if scores:
-            chosen = [scores[f"{name}_{depth}"] for name in CHOICE for depth in MEASURED_DEPTHS[1:]]
+            chosen = [scores[f"{name}_{depth}"] for name in CHOICE for depth in MEASURED_DEPTHS[2:]]
             scores = {"choice": sum(chosen) / len(chosen), **scores}
         return scores
 
@@ -296,6 +346,10 @@ def main() -> None:
     parser.add_argument("--teacher", type=named, action="append", default=[])
     parser.add_argument("--weights", default="", help="weights of the teachers, such as 1,1.5 [default: all 1]")
     parser.add_argument("--mixture", type=Path, help="mixture.npz of the run that the model comes from")
+    parser.add_argument("--search-mixture", action="store_true", help="choose one of MIXTURES; needs --data")
+    parser.add_argument("--depths", default=VectorDistillSettings.depths)
+    parser.add_argument("--sampled-depths", type=int, default=0)
+    parser.add_argument("--texts", type=Path, help="folder of texts and targets [default: RUN/texts]")
     parser.add_argument("--tatoeba", type=Path)
     parser.add_argument("--exclude", type=Path, help="keys of texts not to train on, from evaluate.py --keys")
     parser.add_argument("--everyday", type=int, default=TextCounts.everyday, help="sentences of the grammar")
@@ -315,24 +369,30 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only-texts", action="store_true", help="draw the texts, which needs no GPU and no teacher")
+    parser.add_argument("--only-targets", action="store_true", help="draw the texts and compute their targets")
     args = parser.parse_args()
     args.weights = [float(part) for part in args.weights.split(",")] if args.weights else [1.0] * len(args.teacher)
     if len(args.weights) != len(args.teacher):
         parser.error(f"{len(args.weights)} weights for {len(args.teacher)} teachers; pass one for each")
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
-    student, texts = open_model(args.model), args.output / "texts"
+    student, texts = open_model(args.model), args.texts or args.output / "texts"
     if not (texts / "held-out" / "ends.npy").is_file():
         prepare_texts(args, texts)
     if args.only_texts:
         return
     if not (texts / TARGETS).is_file():
         prepare_targets(args, student.config.hidden_size, texts, device)
+    if args.only_targets:
+        return
     torch.set_float32_matmul_precision("high")
     settings = TrainSettings(
         minutes=args.minutes or 1.0, optimizer="muon", learning_rate=args.learning_rate, warmup_ratio=0.02, device=str(device),
         seed=args.seed, log_every=50, evaluations=args.evaluations, save_minutes=2.0, tensorboard=False, compile="no",
     )  # fmt: skip
-    goals = VectorDistillSettings(batch_tokens=args.batch_tokens, neighbor_share=0.5, shallow_share=0.5)
+    goals = VectorDistillSettings(
+        depths=args.depths, sampled_depths=args.sampled_depths, batch_tokens=args.batch_tokens,
+        neighbor_share=0.5, shallow_share=0.5,
+    )  # fmt: skip
     task = HeldOutDistillTask(student, texts, settings, goals, [name for name, _ in args.teacher], args.data)
     if not saved_steps(args.output):
         task.objective.to(device).eval()

@@ -107,11 +107,12 @@ class VectorDistillSettings:
     max_texts: int = setting(4_096, "Most texts per batch.")
     neighbor_share: float = setting(0.0, "Share of a batch that comes in runs of texts with similar meaning.")
     shallow_share: float = setting(0.0, "Share of the training steps that stop at half of the depths, to save time.")
+    sampled_depths: int = setting(0, "Depths drawn at random for each step, besides the deepest; 0 takes all.")
     everyday: int = setting(0, "Sentences about everyday life, made by a grammar, to add to those of the corpus.")
 
     def __post_init__(self) -> None:
         check_numbers(self, "from 0 to 1", "neighbor_share", "shallow_share")
-        check_numbers(self, "0 or above", "everyday")
+        check_numbers(self, "0 or above", "everyday", "sampled_depths")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """`depths` or `widths` as numbers."""

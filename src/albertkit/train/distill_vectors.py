@@ -58,8 +58,8 @@ class VectorDistillObjective(nn.Module):
         cosines = [
             F.cosine_similarity(v[:, : targets.shape[1]], targets[:, : v.shape[1]]).detach().sum() for v in by_depth
         ]
-        sums = torch.zeros(len(self.depths), 2, device=ids.device)
-        sums[: len(cosines), 0], sums[: len(cosines), 1] = torch.stack(cosines), len(ids)
+        sums, places = torch.zeros(len(self.depths), 2, device=ids.device), [self.depths.index(d) for d in depths]
+        sums[places, 0], sums[places, 1] = torch.stack(cosines), float(len(ids))
         return torch.stack(losses).mean(), sums
 
     def vectors(self, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
@@ -123,10 +123,16 @@ class VectorDistillTask:
         self.objective.dtype = compute_dtype(self.settings, processes.device)
         rng = np.random.default_rng([self.settings.seed, 7, step, processes.rank])
         ids, targets = self.draw_texts(rng, processes.device)
-        depths = self.objective.depths
-        if np.random.default_rng([self.settings.seed, 8, step]).random() < self.goals.shallow_share:
+        return [(self.draw_depths(step), ids, targets)], ids.numel() * processes.world_size
+
+    def draw_depths(self, step: int) -> tuple[int, ...]:
+        """The depths of a step: all or the shallower half; of these all, or a few and the deepest."""
+        rng, depths = np.random.default_rng([self.settings.seed, 8, step]), self.objective.depths
+        if rng.random() < self.goals.shallow_share:
             depths = depths[: -(-len(depths) // 2)]
-        return [(depths, ids, targets)], ids.numel() * processes.world_size
+        if 0 < self.goals.sampled_depths < len(depths) - 1:
+            depths = (*sorted(rng.choice(depths[:-1], self.goals.sampled_depths, replace=False).tolist()), depths[-1])
+        return depths
 
     def draw_texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
         """Ids and targets of texts of one length. The length is drawn by its frequency."""
