@@ -1,4 +1,4 @@
-"""The encoder of explanations beside the engine and transformers: hidden states of every layer, and attention."""
+"""The plain numpy forward beside the engine and torch: hidden states of every layer, and attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from albertkit.artifact import Artifact, ArtifactMetadata, read_stored, write_ar
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer
-from albertkit.explain.activations import MAX_TOKENS, ActivationEncoder
+from albertkit.explain.activations import MAX_TOKENS, ActivationEncoder, erf
 from albertkit.model import AlbertModel
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
@@ -95,3 +95,10 @@ def test_limits_and_depth(tmp_path):
         encoder.run([5] * (most + 1))
     with pytest.raises(AlbertkitError, match="no layers"):
         ActivationEncoder(tiny(options=Options(static=True)), {})
+
+
+def test_erf():
+    import math
+
+    x = np.linspace(-4, 4, 801, dtype=np.float32)
+    assert np.abs(erf(x) - np.array([math.erf(v) for v in x])).max() < 5e-7
