@@ -113,11 +113,7 @@ class AlbertConfig:
         self._check_values_and_output()
         if self.options.norm == "document" and min(self.embedding_size, self.hidden_size) < 2:
             raise AlbertkitError("option norm is 'document', which needs embedding_size and hidden_size of 2 or more")
-        if self.num_hidden_groups > self.num_hidden_layers:
-            groups = self.num_hidden_groups
-            raise AlbertkitError(
-                f"num_hidden_groups {groups} exceeds num_hidden_layers {self.num_hidden_layers}; lower it"
-            )
+        self._check_groups()
         if (layers := self.num_hidden_layers * self.inner_group_num) > MAX_LAYERS:
             raise AlbertkitError(
                 f"num_hidden_layers {self.num_hidden_layers} with inner_group_num {self.inner_group_num} is a model of "
@@ -133,12 +129,28 @@ class AlbertConfig:
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise AlbertkitError(f"{name} is {getattr(self, name)!r}; it must be a token id, 0 or above")
         heads = 2 * (self.head_size + self.value_size) * self.num_attention_heads  # queries, keys, values, output
-        layer = self.hidden_size * (heads + self.ffn_matrices * self.intermediate_size)
+        wide = max(self.intermediate_size, self.options.outer_intermediate_size)
+        layer = self.hidden_size * (heads + self.ffn_matrices * wide)
         tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
         tables += 6 * self.hidden_size**2 * (self.options.gru_layers if self.options.gru else 0)
-        total = tables + layer * self.num_hidden_groups * self.inner_group_num
+        total = tables + layer * self.layer_groups * self.inner_group_num
         if total > MAX_PARAMETERS:
             raise AlbertkitError(f"this shape has {total:,} parameters; the limit is {MAX_PARAMETERS:,}: lower a size")
+
+    def _check_groups(self) -> None:
+        """Each group is used, and so is each layer of the prelude and the coda."""
+        options, layers, groups = self.options, self.num_hidden_layers, self.num_hidden_groups
+        if options.outer_intermediate_size == self.intermediate_size:
+            raise AlbertkitError(
+                f"option outer_intermediate_size is {self.intermediate_size}, which is the intermediate_size. Omit it."
+            )
+        if self.layer_groups > groups and self.layer_groups > layers:
+            raise AlbertkitError(
+                f"num_hidden_layers is {layers}; with prelude_layers {options.prelude_layers}, coda_layers "
+                f"{options.coda_layers} and num_hidden_groups {groups}, it must be {self.layer_groups} or more"
+            )
+        if groups > layers:
+            raise AlbertkitError(f"num_hidden_groups {groups} exceeds num_hidden_layers {layers}; lower it")
 
     def _check_values_and_output(self) -> None:
         """The options `value_size` and `output_rank`, which depend on the shape."""
@@ -195,14 +207,35 @@ class AlbertConfig:
         """Number of matrices in the feed-forward part: up and down, and with the option `gated_ffn` a gate."""
         return 3 if self.options.gated_ffn else 2
 
-    def group_of(self, layer: int) -> int:
-        """The group whose weights layer `layer` uses; layers past the last one use the last group.
+    @property
+    def layer_groups(self) -> int:
+        """Number of sets of layer weights: one per prelude layer, the groups of the core, one per coda layer."""
+        return self.options.prelude_layers + self.num_hidden_groups + self.options.coda_layers
 
-        The published rule is int(i / L · m). Integer division gives the same group for every public checkpoint. It
+    def ffn_size(self, group: int) -> int:
+        """Size of the feed-forward part of a group: F, unless prelude and coda have another one."""
+        is_core = 0 <= group - self.options.prelude_layers < self.num_hidden_groups
+        return self.intermediate_size if is_core else self.options.outer_intermediate_size or self.intermediate_size
+
+    def coda_start(self, depth: int) -> int:
+        """Number of layers before the coda, if `depth` layers are applied."""
+        return max(min(depth, self.options.prelude_layers), depth - self.options.coda_layers)
+
+    def group_of(self, layer: int, depth: int | None = None) -> int:
+        """The group whose weights layer `layer` uses, if `depth` layers are applied (default: all of the model).
+
+        Prelude layers have the first groups, coda layers the last, and layers beyond the core its last group. The
+        published rule is int(i / L · m). Integer division gives the same group for every public checkpoint. It
         also avoids rounding errors that would leave a group unused in rare shapes (22 groups of 22 layers).
         """
-        last = self.num_hidden_layers - 1
-        return min(layer, last) * self.num_hidden_groups // self.num_hidden_layers
+        before, groups = self.options.prelude_layers, self.num_hidden_groups
+        coda = self.coda_start(max(layer + 1, self.num_hidden_layers) if depth is None else depth)
+        if layer < before:
+            return layer
+        if layer >= coda:
+            return before + groups + layer - coda
+        core = self.num_hidden_layers - before - self.options.coda_layers
+        return before + min(layer - before, core - 1) * groups // core
 
     def replace(self, **changes: int | float | str | Options) -> AlbertConfig:
         """A validated copy with some fields changed."""

@@ -16,7 +16,8 @@ from albertkit.errors import AlbertkitError, check_keys
 
 LARGEST = {
     "low_rank": 65_536, "value_size": 65_536, "output_rank": 65_536, "window": 2_048, "global_every": 1_024,
-    "relative_reach": 65_536, "head_size": 65_536,
+    "relative_reach": 65_536, "head_size": 65_536, "prelude_layers": 1_024, "coda_layers": 1_024,
+    "outer_intermediate_size": 262_144,
 }  # fmt: skip
 MAX_GRU_LAYERS = 16
 CHOICES = {"attention_bias": ("", "head", "relative"), "norm": ("", "document"), "classifier": ("", "mean")}
@@ -68,6 +69,13 @@ class Options:
     """With a GRU, whether its output is added to the embeddings, or replaces them: GRU(x) instead of x + GRU(x)."""
     gated_ffn: bool = False
     """A gated feed-forward part: (activation(x·G + g) ⊙ (x·U + u))·D + d; with GELU it is GeGLU, with SiLU SwiGLU."""
+    prelude_layers: int = 0
+    """Number of first layers with their own weights. The layers between prelude and coda, the core, share weights.
+    `num_hidden_layers` counts all layers. At a lower depth, the core is applied less often."""
+    coda_layers: int = 0
+    """Number of last layers with their own weights. They are the last at every depth."""
+    outer_intermediate_size: int = 0
+    """Size of the feed-forward part in prelude and coda; 0: the `intermediate_size`."""
     pre_norm: bool = False
     """LayerNorm before attention and feed-forward instead of after them: x + f(norm(x)). One more, `output_norm`,
     normalises what is read after the last layer, at every depth."""
@@ -101,6 +109,11 @@ class Options:
         for name in ("gru_layers", "gru_residual"):
             if name in self.active() and not self.gru:
                 raise AlbertkitError(f"option {name} is set without a GRU. Set gru=true too, or omit it.")
+        if self.outer_intermediate_size and not (self.prelude_layers or self.coda_layers):
+            raise AlbertkitError(
+                f"option outer_intermediate_size is {self.outer_intermediate_size} without outer layers. "
+                "Set prelude_layers or coda_layers too."
+            )
         beside = [name for name in self.active() if name != "static"]
         if self.static and beside:
             raise AlbertkitError(f"a static model is a table without layers. Omit the options {', '.join(beside)}.")

@@ -211,7 +211,7 @@ def for_transformers(artifact: Artifact) -> Artifact:
     A model that transformers cannot compute is returned unchanged.
     """
     made, depth = fold_scores(artifact), artifact.metadata.depth
-    if depth is not None and depth >= artifact.config.num_hidden_groups:
+    if depth is not None and depth >= artifact.config.layer_groups:
         config = artifact.config.replace(num_hidden_layers=depth)
         if all(config.group_of(layer) == artifact.config.group_of(layer) for layer in range(depth)):
             made = dataclasses.replace(made, config=config, metadata=dataclasses.replace(made.metadata, depth=None))
@@ -229,7 +229,7 @@ def model_card(artifact: Artifact) -> str:
         "---",
         f"# ALBERT, {size(encoder):,} parameters",
         "",
-        f"- layers {config.num_hidden_layers} (weights of {config.num_hidden_groups * config.inner_group_num}), "
+        f"- layers {config.num_hidden_layers} (weights of {config.layer_groups * config.inner_group_num}), "
         f"hidden {config.hidden_size}, heads {config.num_attention_heads}, "
         f"embedding {config.embedding_size}, vocabulary {config.vocab_size:,}, length {config.max_position_embeddings}",
         f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",

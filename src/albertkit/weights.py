@@ -78,9 +78,9 @@ def attention_shapes(config: AlbertConfig, prefix: str) -> Shapes:
     return shapes
 
 
-def layer_shapes(config: AlbertConfig, prefix: str) -> Shapes:
-    """One set of layer weights: attention, feed-forward and their two norms."""
-    h, f = config.hidden_size, config.intermediate_size
+def layer_shapes(config: AlbertConfig, prefix: str, ffn_size: int = 0) -> Shapes:
+    """One set of layer weights: attention, feed-forward (by default of size F) and their two norms."""
+    h, f = config.hidden_size, ffn_size or config.intermediate_size
     return {
         **attention_shapes(config, f"{prefix}.attention"),
         **norm(f"{prefix}.attention_norm", h),
@@ -96,9 +96,9 @@ def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
     shapes = embedding_shapes(config)
     if config.options.static:
         return shapes
-    for group in range(config.num_hidden_groups):
+    for group in range(config.layer_groups):
         for inner in range(config.inner_group_num):
-            shapes |= layer_shapes(config, f"encoder.groups.{group}.{inner}")
+            shapes |= layer_shapes(config, f"encoder.groups.{group}.{inner}", config.ffn_size(group))
     if config.options.pre_norm:
         shapes |= norm("encoder.output_norm", config.hidden_size)
     if pooler and config.options.classifier != "mean":
@@ -146,7 +146,6 @@ def expected_shapes(config: AlbertConfig, shapes: Shapes) -> Shapes:
 
 
 def size(shapes: Shapes) -> int:
-    """The number of parameters in the tensors."""
     return sum(map(math.prod, shapes.values()))
 
 
@@ -249,7 +248,7 @@ def tensor_names(config: AlbertConfig, rows: list[_Row] = PUBLIC, classifier: st
     out: list[TensorName] = []
     for kind, ours, torch, tf in rows:
         repeated = "{g}" in ours
-        for g in range(config.num_hidden_groups if repeated else 1):
+        for g in range(config.layer_groups if repeated else 1):
             for i in range(config.inner_group_num if repeated else 1):
                 a, b, c = (name.format(g=g, i=i) for name in (ours, torch, tf))
                 out += [TensorName(a + part, b + part, c + tf_part, swap) for part, tf_part, swap in _PARTS[kind]]

@@ -38,7 +38,8 @@ def test_depths_are_ranked_by_the_task_score(classifier, tmp_path, monkeypatch):
         QualityCheck, "score", lambda self, folder, depth=None: QualityScore("accuracy", scores.get(depth, 0.85))
     )
     found = planner.depth_quality(planner.PlannedModel(classifier, [], [], check), folder)
-    assert set(found) == set(depths_below(8)) and found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
+    assert set(found) == set(depths_below(classifier.config))
+    assert found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
     losses = {(c.config.num_hidden_layers, c.bits): c.loss for c in model_candidates("m", classifier.config, found) if not c.is_static and c.config.intermediate_size == 48}  # fmt: skip
     assert losses[4, 8] == losses[8, 8] < losses[2, 8]
 

@@ -30,7 +30,7 @@ from albertkit.train.distributed import ProcessGroup
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.pretrain import PretrainTask, consistency_loss
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
-from albertkit.weights import encoder_shapes, size
+from albertkit.weights import encoder_shapes, layer_shapes, size
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB, write_shards
 from tests.train.test_finetune import texts
@@ -60,6 +60,12 @@ CASES = {
     "gated_ffn": {"gated_ffn": True},
     "pre_norm": {"pre_norm": True},
     "pre_norm, relative bias": {"pre_norm": True, "attention_bias": "relative", "norm": "document", "classifier": "mean"},
+    "prelude": {"prelude_layers": 1},
+    "coda": {"coda_layers": 1},
+    "outer layers": {
+        "prelude_layers": 1, "coda_layers": 1, "outer_intermediate_size": 24, "attention_bias": "relative",
+        "pre_norm": True,
+    },
     "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
     "everything": {
         "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
@@ -84,6 +90,7 @@ EACH = (
     "scale_embedding",
     "gated_ffn",
     "pre_norm",
+    "outer layers",
     "everything",
 )
 ATTENTION = [name for name, options in CASES.items() if Options(**options).has_attention_options]
@@ -259,6 +266,29 @@ def test_pre_norm_is_its_formula_at_every_depth():
             torch.testing.assert_close(first.hidden, batch.first(wanted), rtol=1e-4, atol=1e-5)
 
 
+def test_prelude_first_and_coda_last_at_every_depth():
+    """The layers between them are the core's, as many as the depth leaves; a model beyond its depth has more of them."""
+    config = tiny(num_hidden_layers=7, num_hidden_groups=2, options=Options(prelude_layers=1, coda_layers=2))
+    wanted = {
+        1: [0], 2: [0, 3], 3: [0, 3, 4], 4: [0, 1, 3, 4], 5: [0, 1, 1, 3, 4], 6: [0, 1, 1, 2, 3, 4],
+        7: [0, 1, 1, 2, 2, 3, 4], 9: [0, 1, 1, 2, 2, 2, 2, 3, 4],
+    }  # fmt: skip
+    model, batch = made(config), Batch.of(ids(9, 9, 4))
+    encoder = model.encoder
+    with torch.no_grad():
+        kept = encoder(batch, depth=7, keep_layers=True).layers
+        for depth, groups in wanted.items():
+            assert [config.group_of(layer, depth) for layer in range(depth)] == groups
+            x = encoder.embeddings(batch)
+            for group in groups:
+                x = encoder.groups[group][0](x, batch)
+            torch.testing.assert_close(encoder(batch, depth=depth).hidden, x)
+            first = encoder(batch, depth=depth, first_only=True).hidden
+            torch.testing.assert_close(first, batch.first(x), rtol=1e-4, atol=1e-5)
+            if depth < 8:
+                torch.testing.assert_close(kept[depth], x)
+
+
 def test_consistency_by_cosine_and_by_product():
     layers = tuple(torch.randn(4, 6) for _ in range(3))
     pairs = [(0, 1), (0, 2), (1, 2)]
@@ -277,7 +307,7 @@ def test_consistency_by_cosine_and_by_product():
 
 @pytest.mark.parametrize("case", CASES)
 def test_packed_is_alone_and_the_table_is_the_model(case):
-    config = tiny(options=Options(**CASES[case]), num_hidden_groups=2)
+    config = tiny(options=Options(**CASES[case]), num_hidden_groups=2, num_hidden_layers=4)
     model, rows = made(config), ids(40, 21, 21, 6, 1)
     table = encoder_shapes(config)
     assert {n: tuple(p.shape) for n, p in model.encoder.named_parameters(prefix="encoder")} == table
@@ -295,7 +325,7 @@ def test_packed_is_alone_and_the_table_is_the_model(case):
 @pytest.mark.parametrize("case", EACH)
 def test_steps_of_pretraining_reach_every_weight(case, shards, tmp_path):
     drops = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    config = tiny(options=Options(**CASES[case]), num_hidden_layers=2, **drops)
+    config = tiny(options=Options(**CASES[case]), **drops)
     settings = TrainSettings(steps=10, batch_size=4, device="cpu", learning_rate=0.01)
     goals = PretrainSettings(
         lengths="24",
@@ -398,6 +428,11 @@ def test_what_saves_operations_and_what_does_not():
     assert of(window=64, length=60) == of(length=60) and of(gru=True) > of() < of(attention_bias="relative")
     assert of(gated_ffn=True) - of() == 2 * 768 * 3072 * 12
     assert count(gated_ffn=True) - count() == 769 * 3072
+    layer = size(layer_shapes(base, "layer"))
+    assert of(prelude_layers=1, coda_layers=2) == of() and count(prelude_layers=1, coda_layers=2) - count() == 3 * layer
+    small = {"prelude_layers": 1, "coda_layers": 2, "outer_intermediate_size": 1024}
+    assert of(**small) - of() == 3 * 2 * 2 * 768 * (1024 - 3072)
+    assert count(**small) - count(prelude_layers=1, coda_layers=2) == 3 * (2 * 768 + 1) * (1024 - 3072)
     assert of(pre_norm=True) == of() and count(pre_norm=True) - count() == 2 * 768
     shapes = encoder_shapes(base.replace(options=Options(low_rank=32)))
     assert weight_bytes(shapes)["int8"] - weight_bytes(encoder_shapes(base))["int8"] == 4 * 4 * 64 * 32  # stays float
@@ -426,6 +461,10 @@ def test_what_saves_operations_and_what_does_not():
         ({"gru": True, "gru_layers": 99}, "1 to"),
         ({"window": True}, "must be of type int"),
         ({"static": True, "gru": True}, "without layers"),
+        ({"prelude_layers": 1, "coda_layers": 2}, "num_hidden_layers is 3; .* it must be 4 or more"),
+        ({"prelude_layers": -1}, "0 to"),
+        ({"outer_intermediate_size": 24}, "prelude_layers or coda_layers"),
+        ({"prelude_layers": 1, "outer_intermediate_size": 48}, "the intermediate_size. Omit it"),
     ],
     ids=str,
 )

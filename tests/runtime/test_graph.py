@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, read_stored, write_artifact
 from albertkit.compress import benchmark
-from albertkit.compress.prune import PruneSettings, prune
+from albertkit.compress.prune import PruneSettings, prune, truncate_layers
 from albertkit.compress.quantize import quantize
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
@@ -27,6 +27,7 @@ from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
+from albertkit.runtime.early_exit import read_depths
 from albertkit.runtime.engine import Engine, TorchEngine
 from albertkit.runtime.graph import layer_feed, layer_graph
 from albertkit.runtime.predict import predict
@@ -115,11 +116,12 @@ def test_looking_inside_says_what_the_engine_says(case):
     text, depth = ids((23,))[0], 4
     seen = ActivationEncoder(artifact.config, dict(artifact.weights)).run(text, depth=depth)
     engine = Engine(artifact.config, dict(artifact.weights), 1)
-    (batch,) = token_batches([text])
-    state = engine.run(batch, 0)
-    for layer in range(depth + 1):
-        state = engine.apply_layers(state, batch.lengths, max(0, layer - 1), layer)
-        assert np.abs(seen.hidden[layer] - state[0]).max() < 1e-4
+    assert np.abs(engine.normalize(seen.hidden[-1]) - by_engine(engine, [text], depth)[0]).max() < 1e-4
+    if not artifact.config.options.coda_layers:
+        (batch,) = token_batches([text])
+        for layer in range(depth + 1):
+            state = engine.apply_layers(engine.run(batch, 0), batch.lengths, 0, layer)
+            assert np.abs(seen.hidden[layer] - state[0]).max() < 1e-4
     assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5)
     window = artifact.config.options.window
     for layer in range(depth):
@@ -143,6 +145,7 @@ def test_looking_inside_says_what_the_engine_says(case):
         "norm",
         "gated_ffn",
         "pre_norm",
+        "outer layers",
         "everything",
     ],
 )
@@ -208,6 +211,23 @@ def test_a_task_head_reads_the_same(case, tmp_path):
     assert export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="classify")).error < 1e-4
 
 
+@pytest.mark.parametrize("case", ["pre_norm", "outer layers"])
+@pytest.mark.parametrize("device", ["cpu", "torch"])
+def test_texts_that_exit_early_have_the_result_of_their_depth(case, device, tmp_path):
+    """The walk from depth to depth keeps what continues, and reads what the depth alone gives."""
+    write_artifact(make(CASES[case], num_hidden_layers=5), tmp_path / "m")
+    albert, texts = Albert(tmp_path / "m", threads=1, device=device), ids((21, 21, 7))
+
+    def read(hidden, lengths):
+        return [row[:n].mean(0) for row, n in zip(hidden, lengths, strict=True)]
+
+    found = read_depths(albert, texts, None, range(1, 6), read)
+    for depth, outputs in found.items():
+        wanted = [row.mean(0) for row in by_engine(albert.engine, texts, depth)]
+        assert worst(outputs, wanted) < 1e-5
+    assert worst(found[3], found[5]) > 1e-2
+
+
 def test_one_session_serves_both_kinds_of_layers():
     """With a window the graph has an input that says which; its weights are there once."""
     artifact = make(CASES["window, mixed"])
@@ -231,10 +251,14 @@ def test_one_session_serves_both_kinds_of_layers():
 
 
 def test_pruning_with_options(tmp_path):
-    for case, why in (("shared_heads", "shared_heads"), ("relative bias", "attention_bias")):
+    for case, why, kept in (
+        ("shared_heads", "shared_heads", PruneSettings(heads=2)),
+        ("relative bias", "attention_bias", PruneSettings(heads=2)),
+        ("outer layers", "outer_intermediate_size", PruneSettings(ffn=24)),
+    ):
         write_artifact(make(CASES[case]), tmp_path / why)
         with pytest.raises(AlbertkitError, match=why):
-            prune(tmp_path / why, tmp_path / "p", PruneSettings(heads=2), TEXTS)
+            prune(tmp_path / why, tmp_path / "p", kept, TEXTS)
     write_artifact(make(CASES["everything"]), tmp_path / "all")
     assert prune(tmp_path / "all", tmp_path / "few", PruneSettings(ffn=24, layers=2), TEXTS).ffn == 24
     write_artifact(
@@ -242,7 +266,15 @@ def test_pruning_with_options(tmp_path):
         tmp_path / "low",
     )
     assert prune(tmp_path / "low", tmp_path / "less", PruneSettings(heads=3), TEXTS).heads == 3
-    for folder in ("few", "less"):
+    outer = make({"prelude_layers": 1, "coda_layers": 2}, num_hidden_layers=9, num_hidden_groups=3)
+    write_artifact(outer, tmp_path / "outer")
+    with pytest.raises(AlbertkitError, match="can be cut to 4, 5, 6, 7, 8, 9"):
+        prune(tmp_path / "outer", tmp_path / "cut", PruneSettings(layers=3), TEXTS)
+    assert prune(tmp_path / "outer", tmp_path / "cut", PruneSettings(layers=7, ffn=24, heads=3), TEXTS).layers == 7
+    shallow = truncate_layers(outer, 7)
+    assert shallow.config.num_hidden_groups == 2
+    assert worst(by_torch(shallow, ids((30, 4))), by_torch(outer, ids((30, 4)), 7)) == 0
+    for folder in ("few", "less", "cut"):
         small = read_artifact(tmp_path / folder)
         texts = ids((30, 4))
         engine = Engine(small.config, dict(small.weights), 1)
@@ -250,8 +282,9 @@ def test_pruning_with_options(tmp_path):
         assert worst(by_engine(engine, texts, layers), by_torch(small, texts)) < 1e-4
 
 
-def test_machine_knows_the_options(monkeypatch):
-    artifact = make(CASES["everything"])
+@pytest.mark.parametrize("case", ["everything", "prelude", "outer layers"])
+def test_machine_knows_the_options(case, monkeypatch):
+    artifact = make(CASES[case])
     monkeypatch.setattr(benchmark, "SECONDS", 0.001)
     monkeypatch.setattr(benchmark, "STRETCH", 0.001)
     rates = benchmark.measure_machine([artifact.config], 30, 1, bits=(8,), rounds=1)
@@ -277,6 +310,9 @@ choices = st.fixed_dictionaries(
         "classifier": st.sampled_from(["", "mean"]),
         "gated_ffn": st.booleans(),
         "pre_norm": st.booleans(),
+        "prelude_layers": st.sampled_from([0, 0, 1]),
+        "coda_layers": st.sampled_from([0, 0, 1, 2]),
+        "outer_intermediate_size": st.sampled_from([0, 0, 7]),
         "static": st.sampled_from([False] * 9 + [True]),
         "head_size": st.sampled_from([0, 0, 5]),
     }

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +71,12 @@ def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least:
 
 def timed_shape(config: AlbertConfig) -> AlbertConfig:
     """The part of a shape that is timed: one layer, or one period where layers alternate."""
-    period = config.num_hidden_layers if config.num_hidden_groups > 1 else max(1, config.options.global_every)
-    return config.replace(vocab_size=VOCABULARY, num_hidden_layers=min(period, config.num_hidden_layers))
+    options = config.options
+    if config.num_hidden_groups > 1 or options.outer_intermediate_size:
+        return config.replace(vocab_size=VOCABULARY)
+    layers = min(max(1, options.global_every), config.num_hidden_layers)
+    options = replace(options, prelude_layers=0, coda_layers=0)  # layers of the same size take the same time
+    return config.replace(vocab_size=VOCABULARY, num_hidden_layers=layers, options=options)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,11 @@ def _layer_seconds(config: AlbertConfig, bits: int, length: int, threads: int) -
     engine = Engine(config, random_weights(encoder_shapes(config, pooler=False), bits), threads)
     states, lengths = engine.run(_one_text(length), 0), np.array([length], np.int32)
     depth = config.num_hidden_layers
-    layer = typical_seconds(lambda: engine.apply_layers(states, lengths, 0, depth)) / depth
+
+    def apply_layers() -> np.ndarray:
+        return engine.read_out(engine.apply_layers(states, lengths, 0, depth), lengths, depth)
+
+    layer = typical_seconds(apply_layers) / depth
 
     def without_layers() -> float:
         batch = _one_text(length)
@@ -176,7 +184,6 @@ def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
 
 
 def random_model(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
-    """An untrained model."""
     weights = {n: as_float(w) for n, w in random_weights(encoder_shapes(config, pooler=False), 32).items()}
     return Artifact(config, weights, tokenizer, ArtifactMetadata(task="embed"))
 

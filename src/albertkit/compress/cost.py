@@ -74,22 +74,23 @@ def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32, heads: 
 
 
 def parameter_counts(config: AlbertConfig) -> dict[str, int]:
-    """Parameters by part."""
     embedding = embedding_shapes(config)
     projection = {name: shape for name, shape in embedding.items() if ".projection." in name}
     gru = {name: shape for name, shape in embedding.items() if ".gru." in name}
     tables = size(embedding) - size(projection) - size(gru) - config.vocab_size * config.embedding_size
-    layer = layer_shapes(config, "layer")
-    attention = {name: shape for name, shape in layer.items() if "attention" in name}
-    copies = 0 if config.options.static else config.num_hidden_groups * config.inner_group_num
+    core = config.replace(options=replace(config.options, prelude_layers=0, coda_layers=0, outer_intermediate_size=0))
+    layers = stored_layers(core)
+    attention = {name: shape for name, shape in layers.items() if "attention" in name}
+    outer = size(stored_layers(config)) - size(layers)
     total = size(encoder_shapes(config))
     return {
         "word embedding": config.vocab_size * config.embedding_size,
         "position, segment, norm": tables,
         "projection E→H": size(projection),
         **({"GRU": size(gru)} if gru else {}),
-        "shared attention": size(attention) * copies,
-        "shared feed-forward": (size(layer) - size(attention)) * copies,
+        **({"prelude and coda": outer} if outer else {}),
+        "shared attention": size(attention),
+        "shared feed-forward": size(layers) - size(attention),
         **({"output norm": 2 * config.hidden_size} if config.options.pre_norm else {}),
         "pooler": total - size(encoder_shapes(config, pooler=False)),
         "total": total,
@@ -97,12 +98,22 @@ def parameter_counts(config: AlbertConfig) -> dict[str, int]:
     }
 
 
+def stored_layers(config: AlbertConfig) -> Shapes:
+    """The tensors of all layers, each stored once."""
+    return {name: shape for name, shape in encoder_shapes(config).items() if name.startswith("encoder.groups.")}
+
+
+def ffn_sizes(config: AlbertConfig) -> list[int]:
+    """The size of the feed-forward part of each layer that is applied."""
+    return [config.ffn_size(config.group_of(layer)) for layer in range(config.num_hidden_layers)]
+
+
 def unshared_parameters(config: AlbertConfig) -> int:
     """Parameters of BERT in the same shape: a V·H embedding, and the weights of a layer L times."""
     if config.options.static:
         return size(encoder_shapes(config))
     whole = config.replace(embedding_size=config.hidden_size)
-    layers = size(layer_shapes(config, "layer")) * config.num_hidden_layers * config.inner_group_num
+    layers = sum(size(layer_shapes(config, "layer", wide)) for wide in ffn_sizes(config)) * config.inner_group_num
     tables = {n: s for n, s in embedding_shapes(whole).items() if ".projection." not in n}
     return size(tables) + layers + size(encoder_shapes(config)) - size(encoder_shapes(config, pooler=False))
 
@@ -117,7 +128,7 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     the context and of the output: heads · d_v, and r · (heads · d_v + H) instead of heads · d_v · H. A gate costs one
     more matrix of H×F.
     """
-    h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
+    h, e = config.hidden_size, config.embedding_size
     if config.options.static:
         return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
     queries, context = (width * config.num_attention_heads for width in (config.score_size, config.context_size))
@@ -137,7 +148,7 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
         "attention matrices": 2.0 * (h * (queries + keys) + output) * uses,
         "attention over the text": 2.0 * (queries + context) * attended,
         **({"attention bias": 1.0 * config.num_attention_heads * attended} if config.options.attention_bias else {}),
-        "feed-forward": 2.0 * config.ffn_matrices * h * f * uses,
+        "feed-forward": 2.0 * config.ffn_matrices * h * sum(ffn_sizes(config)) * config.inner_group_num,
         **({"mean of tokens": 1.0 * h} if config.options.classifier else {"pooler": 2.0 * h * h / length}),
     }
     return {**parts, "total": sum(parts.values())}
@@ -185,22 +196,21 @@ def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str
     (8·H), the feed-forward before and after the activation (2·F; with a gate twice this), one number per head and four
     for the norms. With one checkpoint per use it stores the inputs only, and one layer while it recomputes.
     """
-    h, f = config.hidden_size, config.intermediate_size
-    wide = 4 * f if config.options.gated_ffn else 2 * f
+    h, wide = config.hidden_size, [(4 if config.options.gated_ffn else 2) * f for f in ffn_sizes(config)]
     heads = config.num_attention_heads + config.key_heads
     attended = (config.score_size + config.context_size) * heads  # queries and context, keys and values
     tokens = length * batch
     uses = config.num_hidden_layers * config.inner_group_num
-    per_use = 4 * h + attended + config.options.output_rank + wide + config.num_attention_heads + 4
+    per_use = 4 * h + attended + config.options.output_rank + config.num_attention_heads + 4
     # input, three gates, two kinds of new state, state
     gru = 7 * h * config.options.gru_layers if config.options.gru else 0
     weights = size(encoder_shapes(config))
     if config.options.static:
         return {"inference": 4 * tokens * h}
     return {
-        "inference": 4 * tokens * (2 * h + max(attended, wide)),
-        "training": 4 * tokens * (uses * per_use + gru),
-        "training, checkpointed": 4 * tokens * (uses * h + per_use + gru),
+        "inference": 4 * tokens * (2 * h + max(attended, *wide)),
+        "training": 4 * tokens * (uses * per_use + sum(wide) * config.inner_group_num + gru),
+        "training, checkpointed": 4 * tokens * (uses * h + per_use + max(wide) + gru),
         "gradients and AdamW state": 4 * 3 * weights,
     }
 
@@ -253,8 +263,7 @@ class PlanCandidate:
         weights = weight_bytes(encoder_shapes(self.config))[kind]
         if self.is_static:
             return tokenizer + weights
-        copies = self.config.num_hidden_groups * self.config.inner_group_num
-        layers = weight_bytes(layer_shapes(self.config, "encoder.groups.0.0"))[kind] * copies
+        layers = weight_bytes(stored_layers(self.config))[kind]
         activations = activation_memory(self.config, min(length, self.config.max_position_embeddings), 1)["inference"]
         return tokenizer + 2 * weights + layers + activations + SESSION_BYTES
 
@@ -293,6 +302,8 @@ def model_candidates(
         for share, ffn in PRUNING_SHARES:
             if config.options.shared_heads or config.options.attention_bias:
                 share = 1.0  # such heads cannot be removed (`prune.py`)
+            if config.options.outer_intermediate_size:
+                ffn = 1.0
             pruned = pruned_config(shallow, share, ffn)
             loss = depth_loss + 0.5 * math.log2(_work(shallow) / _work(pruned))
             found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS]
@@ -319,9 +330,9 @@ def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConf
     )
 
 
-def depths_below(layers: int) -> list[int]:
+def depths_below(config: AlbertConfig) -> list[int]:
     """The candidate depths of a model, the full depth last."""
-    return sorted({max(1, round(layers * share)) for share in DEPTH_SHARES} | {layers})
+    return sorted({_shallower(config, share).num_hidden_layers for share in DEPTH_SHARES})
 
 
 def resolve_count(amount: Amount | None, total: int, what: str) -> int:
@@ -359,7 +370,7 @@ def _shallower(config: AlbertConfig, share: float) -> AlbertConfig:
     """A shape with a share of its layers; with several groups, all of them."""
     if config.num_hidden_groups > 1:
         return config
-    return config.replace(num_hidden_layers=max(1, round(config.num_hidden_layers * share)))
+    return config.replace(num_hidden_layers=max(config.layer_groups, round(config.num_hidden_layers * share)))
 
 
 def _distinct(candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:

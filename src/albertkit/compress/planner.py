@@ -220,7 +220,6 @@ def _check_request(shape: str, artifact: Artifact | None, request: PlanRequest) 
 
 
 def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
-    """Tokens of a typical text."""
     most = config.max_position_embeddings
     if request.texts is not None:
         lengths = [len(ids) + 2 for ids in tokenizer.ids_batch(list(request.texts)[:2000])]
@@ -251,7 +250,7 @@ def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
     vectors differ. Without examples, the mean cosine of the vectors.
     """
     config, full = model.artifact.config, model.artifact.config.num_hidden_layers
-    depths = depths_below(full)
+    depths = depths_below(config)
     if model.check is not None:
         scores = {depth: model.check.score(folder, depth).value for depth in depths}
         return {depth: 1 - max(0.0, scores[full] - score) for depth, score in scores.items()}
@@ -320,7 +319,6 @@ def measure_candidates(
 
 
 def build_candidate(candidate: PlanCandidate, model: PlannedModel | None, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a candidate as an artifact."""
     config, bits = candidate.config, None if candidate.bits == 32 else candidate.bits
     if model is None or candidate.is_static:
         config = config.replace(vocab_size=max(config.vocab_size, tokenizer.vocab_size))
@@ -357,7 +355,6 @@ def _is_no_worse(costs: Iterable[float], other: Iterable[float]) -> bool:
 
 
 def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None) -> tuple[str, ...]:
-    """The commands that build a candidate from a model."""
     if model is None:
         return ()
     source = shlex.quote(source)

@@ -177,6 +177,11 @@ def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | s
         raise AlbertkitError(
             "a static model has no layers: only its vocabulary can be pruned. Omit heads, ffn and layers."
         )
+    if settings.ffn is not None and artifact.config.options.outer_intermediate_size:
+        raise AlbertkitError(
+            f"ffn={settings.ffn} is not available: this model has the option outer_intermediate_size, so its "
+            "feed-forward parts have two sizes. Prune heads, layers or vocabulary."
+        )
     for option, shared in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
         if settings.heads is not None and getattr(artifact.config.options, option):
             raise AlbertkitError(
@@ -208,16 +213,20 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
     config = artifact.config
     if layers is None or layers == config.num_hidden_layers:
         return artifact
-    possible = [n for n in range(1, config.num_hidden_layers + 1) if _groups_needed(config, n)]
+    possible = [n for n in range(1, config.num_hidden_layers + 1) if _kept_groups(config, n)]
     if layers not in possible:
         shown = f"1 to {possible[-1]}" if len(possible) == possible[-1] else ", ".join(map(str, possible))
         raise AlbertkitError(f"layers={layers} is not available: this model can be cut to {shown}. Pass one of these.")
-    groups = _groups_needed(config, layers)
-    weights = {
-        name: array
-        for name, array in artifact.weights.items()
-        if not name.startswith("encoder.groups.") or int(name.split(".")[2]) < groups
-    }
+    kept = _kept_groups(config, layers)
+    weights = {}
+    for name, array in artifact.weights.items():
+        if not name.startswith("encoder.groups."):
+            weights[name] = array
+            continue
+        group, rest = name.removeprefix("encoder.groups.").split(".", 1)
+        if int(group) in kept:
+            weights[f"encoder.groups.{kept[int(group)]}.{rest}"] = array
+    groups = len(kept) - config.layer_groups + config.num_hidden_groups
     meta = artifact.metadata
     if meta.depth is not None and meta.depth >= layers:
         meta = dataclasses.replace(meta, depth=None)
@@ -225,11 +234,16 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
     return dataclasses.replace(artifact, config=smaller, weights=weights, metadata=meta)
 
 
-def _groups_needed(config: AlbertConfig, layers: int) -> int:
-    """The number of groups with which `layers` layers use the same weights as before; 0 if there is none."""
-    groups = config.group_of(layers - 1) + 1
-    smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
-    return groups if all(smaller.group_of(i) == config.group_of(i) for i in range(layers)) else 0
+def _kept_groups(config: AlbertConfig, layers: int) -> dict[int, int]:
+    """The groups that `layers` layers use, and their numbers in a model of so many layers; empty if there is none."""
+    used = sorted({config.group_of(i, layers) for i in range(layers)})
+    outer = config.layer_groups - config.num_hidden_groups
+    if len(used) <= outer:
+        return {}
+    kept = {group: number for number, group in enumerate(used)}
+    smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=len(used) - outer)
+    is_same = all(smaller.group_of(i) == kept[config.group_of(i, layers)] for i in range(layers))
+    return kept if is_same else {}
 
 
 # Heads and columns -----------------------------------------------------------------------------------------------

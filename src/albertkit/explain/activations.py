@@ -76,7 +76,7 @@ class ActivationEncoder:
         yield hidden, None
         for layer in range(depth):
             for inner in range(self.config.inner_group_num):
-                prefix = f"encoder.groups.{self.config.group_of(layer)}.{inner}"
+                prefix = f"encoder.groups.{self.config.group_of(layer, depth)}.{inner}"
                 hidden, attention = self._layer(prefix, hidden, self.config.options.local(layer))
             check_finite("activations", (hidden, attention))
             yield hidden, attention

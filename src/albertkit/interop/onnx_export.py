@@ -168,7 +168,6 @@ def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...
 
 
 def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> ModelProto:
-    """The model as an onnx message."""
     config, weights, meta = stored.config, stored.weights, stored.metadata
     b = PortableBuilder(max_level)
     ids, mask, segments = (
@@ -183,7 +182,7 @@ def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: in
         masked = b.node("Unsqueeze", masked, b.constant([1, 2], np.int64))  # (texts, 1, 1, length)
         for layer in range(depth):
             for inner in range(config.inner_group_num):
-                name, local = f"{config.group_of(layer)}.{inner}", config.options.local(layer)
+                name, local = f"{config.group_of(layer, depth)}.{inner}", config.options.local(layer)
                 b.prefix = f"group{name}."
                 hidden, _ = graphs.layer(b, config, weights, f"encoder.groups.{name}", hidden, masked, local)
     if config.options.pre_norm:
@@ -238,7 +237,6 @@ def _head(
 
 
 def score_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden: str, inside: str) -> str:
-    """The scores of a head of a task."""
     config, meta, name = stored.config, stored.metadata, f"heads.{head}.linear"
     if head in stored.head_graphs:
         return custom_head_nodes(b, stored, head, hidden, inside)

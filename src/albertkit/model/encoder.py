@@ -76,11 +76,11 @@ class FeedForward(nn.Module):
     With the option `gated_ffn`, the activation of a third dense layer, the gate, multiplies the output of the first.
     """
 
-    def __init__(self, config: AlbertConfig) -> None:
+    def __init__(self, config: AlbertConfig, size: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.hidden_size, config.intermediate_size) if config.options.gated_ffn else None
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.gate = nn.Linear(config.hidden_size, size) if config.options.gated_ffn else None
+        self.up = nn.Linear(config.hidden_size, size)
+        self.down = nn.Linear(size, config.hidden_size)
         self.activation = ACTIVATION[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -94,11 +94,11 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One post-LN transformer layer (pre-LN with the option `pre_norm`); ALBERT applies the same one several times."""
 
-    def __init__(self, config: AlbertConfig) -> None:
+    def __init__(self, config: AlbertConfig, ffn_size: int = 0) -> None:
         super().__init__()
         self.attention = (ConfigurableAttention if config.options.has_attention_options else Attention)(config)
         self.attention_norm = make_norm(config, config.hidden_size)
-        self.ffn = FeedForward(config)
+        self.ffn = FeedForward(config, ffn_size or config.intermediate_size)
         self.ffn_norm = make_norm(config, config.hidden_size)
         self.pre_norm = config.options.pre_norm
 
@@ -137,7 +137,8 @@ class Encoder(nn.Module):
         embeddings = BrightmartEmbeddings if config.options.brightmart_layout else Embeddings
         self.embeddings = embeddings(config)
         self.groups = nn.ModuleList(
-            nn.ModuleList(Layer(config) for _ in range(config.inner_group_num)) for _ in range(config.num_hidden_groups)
+            nn.ModuleList(Layer(config, config.ffn_size(group)) for _ in range(config.inner_group_num))
+            for group in range(config.layer_groups)
         )
         self.output_norm = make_norm(config, config.hidden_size) if config.options.pre_norm else None
         pooler = pooler and config.options.classifier != "mean"
@@ -163,12 +164,13 @@ class Encoder(nn.Module):
             if low < 0 or high >= rows:
                 raise AlbertkitError(f"{name} {low if low < 0 else high} is outside the range 0 to {rows - 1}.")
 
-    def apply_layer(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0, first: bool = False) -> Tensor:
-        """Apply layer number `layer` (0-based): every inner layer of its group, once.
+    def apply_layer(self, layer: int, hidden: Tensor, batch: Batch, depth: int, first: bool = False) -> Tensor:
+        """Apply layer number `layer` (0-based) of `depth`: every inner layer of its group, once.
 
-        share: the part of the gradient that reaches the weights. first: return only the first tokens.
+        first: return only the first tokens.
         """
-        group = list(self.groups[self.config.group_of(layer)])  # type: ignore[call-overload]
+        share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
+        group = list(self.groups[self.config.group_of(layer, depth)])  # type: ignore[call-overload]
         local = self.config.options.local(layer)
         for number, inner in enumerate(group, 1):
             first_only = first and number == len(group)
@@ -178,8 +180,10 @@ class Encoder(nn.Module):
                 hidden = _apply(inner, share, hidden, batch, first_only, local)
         return hidden
 
-    def read_out(self, hidden: Tensor) -> Tensor:
-        """The result at a depth, from the hidden states of its last layer."""
+    def read_out(self, hidden: Tensor, batch: Batch, depth: int, first: bool = False) -> Tensor:
+        """The result at a depth, from the hidden states before the coda: coda and output norm, with these options."""
+        for layer in range(self.config.coda_start(depth), depth):
+            hidden = self.apply_layer(layer, hidden, batch, depth, first and layer == depth - 1)
         return hidden if self.output_norm is None else self.output_norm(hidden)
 
     def forward(
@@ -198,12 +202,13 @@ class Encoder(nn.Module):
         first_only = first_only and self.config.options.classifier != "mean"
         hidden = self.embeddings(batch)  # (tokens, H)
         layers = [hidden]
-        for layer in range(depth):
-            share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
-            hidden = self.apply_layer(layer, hidden, batch, share, first_only and layer == depth - 1)
-            if keep_layers:
-                layers.append(self.read_out(hidden))
-        hidden = self.read_out(hidden)
+        for applied in range(1, depth + 1):
+            for layer in range(self.config.coda_start(applied - 1), self.config.coda_start(applied)):
+                hidden = self.apply_layer(layer, hidden, batch, depth, first_only and layer == depth - 1)
+            if keep_layers and applied < depth:
+                layers.append(self.read_out(hidden, batch, applied))
+        hidden = self.read_out(hidden, batch, depth, first_only)
+        layers.append(hidden)
         pooled = None
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(hidden if first_only else batch.first(hidden)))  # (texts, H)

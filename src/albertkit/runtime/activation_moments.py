@@ -97,7 +97,7 @@ def record_inputs(
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
         prefix: open_graph(graphs.layer_graph(config, weights, prefix, engine.max_level, watch=True), engine.threads)
-        for prefix in (f"encoder.groups.{g}.{i}" for g in range(config.num_hidden_groups) for i in range(inner_layers))
+        for prefix in (f"encoder.groups.{g}.{i}" for g in range(config.layer_groups) for i in range(inner_layers))
     }
     tokens = sum(len(row) for row in ids)
     share = min(1.0, SAMPLE * len(watched) / (tokens * layers * inner_layers))

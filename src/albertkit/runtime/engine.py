@@ -60,7 +60,7 @@ class Engine:
         self._embedding = open_graph(graphs.embedding_graph(config, weights, self.max_level), few)
         self._layers = [
             [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
-            for g in range(config.num_hidden_groups)
+            for g in range(config.layer_groups)
         ]
         self.weights = weights  # the remaining weights, for the heads
 
@@ -80,14 +80,19 @@ class Engine:
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
         """Hidden states (texts, length, H) at depth `last`, from those at depth `first`, for `read_out`."""
-        for layer in range(first, last):
-            for inner in self._layers[self.config.group_of(layer)]:
-                (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
-        return hidden
+        return self._apply(hidden, lengths, range(self.config.coda_start(first), self.config.coda_start(last)), last)
 
     def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
-        """The result at a depth, from the hidden states of `apply_layers`: with the option `pre_norm`, their norm."""
+        """The result at a depth, from the hidden states of `apply_layers`: coda and output norm, with these options."""
+        hidden = self._apply(hidden, lengths, range(self.config.coda_start(depth), depth), depth)
         return self.normalize(hidden) if depth else hidden
+
+    def _apply(self, hidden: np.ndarray, lengths: np.ndarray, layers: range, depth: int) -> np.ndarray:
+        """Apply some of `depth` layers."""
+        for layer in layers:
+            for inner in self._layers[self.config.group_of(layer, depth)]:
+                (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
+        return hidden
 
     def normalize(self, hidden: np.ndarray) -> np.ndarray:
         """The output norm over the last axis; without the option `pre_norm`, the same hidden states."""
@@ -149,7 +154,7 @@ class TorchEngine:
         with self.torch.inference_mode():
             self.model.encoder.check(packed)
             hidden = self._apply(self.model.encoder.embeddings(packed), packed, 0, depth)
-            return self._unpack(self.model.encoder.read_out(hidden) if depth else hidden, packed)
+            return self._unpack(self.model.encoder.read_out(hidden, packed, depth) if depth else hidden, packed)
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
         """See `Engine`."""
@@ -159,11 +164,11 @@ class TorchEngine:
 
     def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
         """See `Engine`."""
-        if not (depth and self.config.options.pre_norm):
+        if not depth:
             return hidden
         with self.torch.inference_mode():
             states, packed = self._states(hidden, lengths)
-            return self._unpack(self.model.encoder.read_out(states), packed)
+            return self._unpack(self.model.encoder.read_out(states, packed, depth), packed)
 
     def _states(self, hidden: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Batch]:
         """Padded hidden states as packed ones."""
@@ -180,8 +185,8 @@ class TorchEngine:
         return Batch.unpad(torch.from_numpy(ids), mask, kinds).to(self.device)
 
     def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> Tensor:
-        for layer in range(first, last):
-            hidden = self.model.encoder.apply_layer(layer, hidden, packed)
+        for layer in range(self.config.coda_start(first), self.config.coda_start(last)):
+            hidden = self.model.encoder.apply_layer(layer, hidden, packed, last)
         return hidden
 
     def _unpack(self, hidden: Tensor, packed: Batch) -> np.ndarray:
