@@ -217,8 +217,7 @@ class Albert(RuntimeModel):
         table: np.ndarray = (np.atleast_2d(a) @ np.atleast_2d(b).T).clip(-1, 1)  # rounding may exceed 1
         if a.ndim == b.ndim == 1:
             return float(table[0, 0])
-        row: np.ndarray = table[0] if a.ndim == 1 else table[:, 0] if b.ndim == 1 else table
-        return row
+        return np.asarray(table[0] if a.ndim == 1 else table[:, 0] if b.ndim == 1 else table)
 
     # Words -------------------------------------------------------------------------------------------------------
 

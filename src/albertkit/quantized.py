@@ -70,8 +70,7 @@ def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tu
     def step_size(start: int, remaining: np.ndarray) -> np.ndarray:
         importance = None if factor is None else 1 / np.square(np.diag(factor)[start : start + BLOCK])
         steps[:, start // BLOCK] = _best_block_steps(remaining / scale[:, None], importance)
-        size: np.ndarray = scale * steps[:, start // BLOCK]
-        return size
+        return np.asarray(scale * steps[:, start // BLOCK])
 
     values = np.zeros((rows, blocks * BLOCK), np.int8)
     values[:, :columns] = _round_columns(weight, factor, step_size, (-8, 7))
@@ -124,8 +123,7 @@ def _inverse_factor(moments: np.ndarray) -> np.ndarray:
     square = moments.astype(np.float64, copy=True)
     diagonal = np.diag(square).copy()
     square[np.diag_indices(len(square))] += np.where(diagonal > 0, 0.01 * diagonal.mean(), 1.0)
-    factor: np.ndarray = np.linalg.cholesky(np.linalg.inv(square)).T.astype(np.float32)
-    return factor
+    return np.asarray(np.linalg.cholesky(np.linalg.inv(square)).T, np.float32)
 
 
 def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> QuantizedMatrix:

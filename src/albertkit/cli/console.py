@@ -60,9 +60,9 @@ def to_json(value: object) -> JsonValue:
     return value
 
 
-def print_json(value: object, indent: int | None = None) -> None:
-    """One JSON value, on one line unless `indent` is given."""
-    echo_json(json.dumps(to_json(value), indent=indent, ensure_ascii=False))
+def print_json(value: object) -> None:
+    """One JSON value, on one line."""
+    echo_json(json.dumps(to_json(value), ensure_ascii=False))
 
 
 def echo_json(text: str) -> None:

@@ -116,8 +116,7 @@ def pairwise_cosines(model: RuntimeModel, texts: Sequence[str]) -> np.ndarray:
     """The cosines of all pairs of texts, in the model's own pooling and depth."""
     options = embed_options(model, normalize=True, long_texts="truncate")
     vectors = np.stack(list(embed_texts(model, texts, options)))
-    cosines: np.ndarray = (vectors @ vectors.T)[np.triu_indices(len(vectors), 1)]
-    return cosines
+    return np.asarray((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)])
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float:

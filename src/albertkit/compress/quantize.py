@@ -245,8 +245,7 @@ def vector_cosines(
     """Cosines of the mean-pooled vectors of two models; `second_ids` are the same texts in another vocabulary."""
     vectors = mean_vectors(first.config, dict(first.weights), ids)
     others = mean_vectors(second.config, dict(second.weights), ids if second_ids is None else second_ids)
-    cosines: np.ndarray = (vectors * others).sum(axis=1)
-    return cosines
+    return np.asarray((vectors * others).sum(axis=1))
 
 
 def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]], depth: int | None = None) -> np.ndarray:

@@ -155,5 +155,4 @@ def token_frequencies(tokenizer: Tokenizer, texts: Sequence[str] | None) -> np.n
         for ids in tokenizer.ids_batch((texts or ())[start : start + 4096]):
             np.add.at(seen, ids, 1)
     total = PRIOR.get(tokenizer.kind, 0.1) * count * prior + seen
-    out: np.ndarray = total / total.sum()
-    return out
+    return np.asarray(total / total.sum())

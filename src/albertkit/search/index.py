@@ -231,8 +231,7 @@ class Index:
                 f"the model returned vectors of shape {rows.shape}, or not finite ones: "
                 f"{self.path} needs {(len(texts), self.dim)}. Check the model."
             )
-        unit: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        return unit
+        return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
 
     def _slots(self, count: int) -> Iterator[int]:
         """Slots for new rows: first those of deleted rows, then new ones at the end."""

@@ -64,8 +64,7 @@ class RelevanceLimit:
 
     def _transformed_cosines(self, rows: np.ndarray) -> np.ndarray:
         """Cosines of texts with nonsense after Fisher's transformation, (texts, 64)."""
-        cosines: np.ndarray = np.arctanh(np.clip(rows @ self.vectors.astype(np.float32).T, -0.999, 0.999))
-        return cosines
+        return np.asarray(np.arctanh(np.clip(rows @ self.vectors.astype(np.float32).T, -0.999, 0.999)))
 
     def to_text(self) -> str:
         """The vectors with their checksum, for the index."""

@@ -68,8 +68,7 @@ class StoredVector(NamedTuple):
         return [cls(float(scale), row) for scale, row in zip(scales, data, strict=True)]
 
     def floats(self) -> np.ndarray:
-        row: np.ndarray = np.float32(self.scale) * (np.zeros(0) if self.data is None else self.data)
-        return row
+        return np.asarray(np.float32(self.scale) * (np.zeros(0) if self.data is None else self.data))
 
     def dot(self, vector: np.ndarray) -> float:
         """The dot product with a row of floats."""

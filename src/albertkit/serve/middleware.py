@@ -111,16 +111,15 @@ class EndpointApp:
             self._check_key(headers)
             if self.endpoint.request is None:
                 return await make_response(context, await self.endpoint.handler(context, None, **parameters))
-            else:
-                self.service.batcher.check()  # before the body is read
-                body = await self._read_request(headers, receive, context)
-                watch = asyncio.ensure_future(watch_disconnect(receive, context, asyncio.current_task()))
-                try:
-                    result = await self.endpoint.handler(context, body, **parameters)
-                    return await make_response(context, result, context.settings.max_response_bytes)
-                finally:
-                    watch.cancel()
-                    context.end_turn()
+            self.service.batcher.check()  # before the body is read
+            body = await self._read_request(headers, receive, context)
+            watch = asyncio.ensure_future(watch_disconnect(receive, context, asyncio.current_task()))
+            try:
+                result = await self.endpoint.handler(context, body, **parameters)
+                return await make_response(context, result, context.settings.max_response_bytes)
+            finally:
+                watch.cancel()
+                context.end_turn()
         except ClientDisconnected:
             context.is_disconnected = True
             return None

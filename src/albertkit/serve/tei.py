@@ -185,8 +185,7 @@ async def similarity(context: RequestContext, body: SimilarityRequest) -> list[f
     model = context.choose_model(body.model, "embed")
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
     vectors = await context.embed(model, texts, model.albert.embed_options(normalize=True))
-    cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
-    return cosines
+    return list((vectors[1:] @ vectors[0]).tolist())
 
 
 async def rerank(context: RequestContext, body: RerankRequest) -> list[RankItem]:

@@ -76,8 +76,7 @@ class UncertaintyEstimator:
         scale = float(getattr(self.task, "score_scale", 1.0))
         table = np.stack(rows) * scale
         if self.task.kind == "regression":
-            moved: np.ndarray = np.abs(table - np.stack(old) * scale)[:, 0]
-            return moved
+            return np.asarray(np.abs(table - np.stack(old) * scale)[:, 0])
         if self.task.kind == "multi":  # each class against its absence, as two scores
             pairs = np.stack([table, np.zeros_like(table)], -1)
             return _entropy(pairs.reshape(-1, 2)).reshape(table.shape).max(1)
@@ -129,8 +128,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The cosine of each row with the row of the other table."""
     first, second = first.astype(np.float64), second.astype(np.float64)
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    found: np.ndarray = (first * second).sum(-1) / np.maximum(lengths, 1e-12)
-    return found
+    return np.asarray((first * second).sum(-1) / np.maximum(lengths, 1e-12))
 
 
 def results_agree(task: Task, results: Sequence[Any], full: Sequence[Any]) -> np.ndarray:

@@ -129,5 +129,4 @@ def lower_is_better(metric: str) -> bool:
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis."""
     scores = np.exp(scores - scores.max(-1, keepdims=True))
-    probabilities: np.ndarray = scores / scores.sum(-1, keepdims=True)
-    return probabilities
+    return np.asarray(scores / scores.sum(-1, keepdims=True))
