@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def _with_tensors(data: Any, make: Callable[[TensorView], StoredTensor]) -> dict
         raise ValueError(f"it contains a {type(data).__name__}, and a state dict of tensors is needed")
     seen = 0
 
-    def convert(value: Any, depth: int) -> Any:
+    def convert(value: object, depth: int) -> object:
         nonlocal seen
         seen += 1
         if depth > MAX_DEPTH or seen > MAX_VALUES:
@@ -99,8 +99,7 @@ def _with_tensors(data: Any, make: Callable[[TensorView], StoredTensor]) -> dict
             return {str(key): convert(item, depth + 1) for key, item in value.items()}
         return make(value) if isinstance(value, TensorView) else value
 
-    converted: dict[str, Any] = convert(data, 0)
-    return converted
+    return cast("dict[str, Any]", convert(data, 0))
 
 
 # Archives ------------------------------------------------------------------------------------------------------------

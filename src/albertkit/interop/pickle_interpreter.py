@@ -156,7 +156,7 @@ class _Interpreter:
         else:
             raise ValueError(f"its pickle has the opcode {name}, which torch.save does not write")
 
-    def call(self, function: Any, arguments: Any) -> Any:
+    def call(self, function: object, arguments: tuple[Any, ...]) -> object:
         if not isinstance(function, str):
             raise ValueError("its pickle calls a value that is no function")
         if function == "collections OrderedDict":

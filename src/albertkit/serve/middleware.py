@@ -228,7 +228,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, context: Requ
             return b"".join(parts)
 
 
-async def make_response(context: RequestContext, result: Any, most: int | None = None) -> Response:
+async def make_response(context: RequestContext, result: object, most: int | None = None) -> Response:
     """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
     if isinstance(result, Response):
         return result

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import orjson
@@ -25,7 +24,7 @@ OBJECT_MEMORY = 3  # bytes in memory, for each byte of a response, while Python 
 PART_BYTES = 65536  # of JSON that is written at a time
 
 
-def write_json(value: Any, size: int) -> memoryview:
+def write_json(value: object, size: int) -> memoryview:
     """JSON of a response of about `size` bytes."""
     written = bytearray()
     for part in json_parts(value, size):
@@ -33,7 +32,7 @@ def write_json(value: Any, size: int) -> memoryview:
     return memoryview(written)
 
 
-def json_parts(value: Any, size: int) -> Iterator[bytes]:
+def json_parts(value: object, size: int) -> Iterator[bytes]:
     """JSON in parts of about `PART_BYTES`, if lists divide `size` evenly."""
     if size > PART_BYTES and dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
@@ -72,7 +71,7 @@ def text_bytes(texts: Sequence[str]) -> int:
     return sum(map(len, texts)) + 8 * len(texts)
 
 
-def memory_of(value: Any) -> int:
+def memory_of(value: object) -> int:
     """Bytes that a decoded request takes: a text may take 4 times its JSON, a list of small numbers 20 times."""
     if isinstance(value, Struct):
         return sum(memory_of(getattr(value, name)) for name in value.__struct_fields__)

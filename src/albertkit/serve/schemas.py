@@ -169,7 +169,7 @@ def validation_error(error: ValidationError, values: Any, request: type[Struct])
     )
 
 
-def choices(annotation: Any) -> list[str]:
+def choices(annotation: object) -> list[str]:
     """The texts that a field with a `Literal` may be."""
     parts = get_args(annotation)
     return [text for part in parts for text in ([part] if isinstance(part, str) else choices(part))]

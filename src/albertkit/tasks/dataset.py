@@ -138,7 +138,7 @@ def _unknown_labels(
     return [f"{count}; the first: {first}"]
 
 
-def label_names(example: Any) -> Iterator[LabelName]:
+def label_names(example: object) -> Iterator[LabelName]:
     """(kind, name) of each label of an example."""
     if isinstance(example, TextExample) and isinstance(example.label, (str, tuple, Integral)):
         for name in example.label if isinstance(example.label, tuple) else (str(example.label),):
