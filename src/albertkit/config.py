@@ -130,7 +130,7 @@ class AlbertConfig:
                 raise AlbertkitError(f"{name} is {getattr(self, name)!r}; it must be a token id, 0 or above")
         heads = 2 * (self.head_size + self.value_size) * self.num_attention_heads  # queries, keys, values, output
         wide = max(self.intermediate_size, self.options.outer_intermediate_size)
-        layer = self.hidden_size * (heads + self.ffn_matrices * wide)
+        layer = self.hidden_size * (heads + self.ffn_matrices * wide * self.ffns_per_group)
         tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
         tables += 6 * self.hidden_size**2 * (self.options.gru_layers if self.options.gru else 0)
         total = tables + layer * self.layer_groups * self.inner_group_num
@@ -151,6 +151,12 @@ class AlbertConfig:
             )
         if groups > layers:
             raise AlbertkitError(f"num_hidden_groups {groups} exceeds num_hidden_layers {layers}; lower it")
+        ffns, core = options.ffn_groups, layers - self.layer_groups + groups
+        if ffns and (ffns % groups or not groups < ffns <= core):
+            raise AlbertkitError(
+                f"option ffn_groups is {ffns}; it must be a multiple of num_hidden_groups above {groups}, and up to "
+                f"{core}, the layers that share attention"
+            )
 
     def _check_values_and_output(self) -> None:
         """The options `value_size` and `output_rank`, which depend on the shape."""
@@ -214,8 +220,21 @@ class AlbertConfig:
 
     def ffn_size(self, group: int) -> int:
         """Size of the feed-forward part of a group: F, unless prelude and coda have another one."""
-        is_core = 0 <= group - self.options.prelude_layers < self.num_hidden_groups
-        return self.intermediate_size if is_core else self.options.outer_intermediate_size or self.intermediate_size
+        outer = 0 if self.is_core(group) else self.options.outer_intermediate_size
+        return outer or self.intermediate_size
+
+    @property
+    def ffns_per_group(self) -> int:
+        """Number of feed-forward parts of each group of the core: 1, unless the option `ffn_groups` is set."""
+        return max(1, self.options.ffn_groups // self.num_hidden_groups)
+
+    def ffn_count(self, group: int) -> int:
+        """Number of feed-forward parts of a group."""
+        return self.ffns_per_group if self.is_core(group) else 1
+
+    def is_core(self, group: int) -> bool:
+        """Whether a group belongs to the core, and not to prelude or coda."""
+        return 0 <= group - self.options.prelude_layers < self.num_hidden_groups
 
     def coda_start(self, depth: int) -> int:
         """Number of layers before the coda, if `depth` layers are applied."""
@@ -228,14 +247,25 @@ class AlbertConfig:
         published rule is int(i / L · m). Integer division gives the same group for every public checkpoint. It
         also avoids rounding errors that would leave a group unused in rare shapes (22 groups of 22 layers).
         """
-        before, groups = self.options.prelude_layers, self.num_hidden_groups
+        before = self.options.prelude_layers
         coda = self.coda_start(max(layer + 1, self.num_hidden_layers) if depth is None else depth)
         if layer < before:
             return layer
         if layer >= coda:
-            return before + groups + layer - coda
+            return before + self.num_hidden_groups + layer - coda
+        return before + self._core_part(layer, self.num_hidden_groups)
+
+    def ffn_of(self, layer: int, depth: int | None = None) -> int:
+        """The feed-forward part of its group that layer `layer` uses, if `depth` layers are applied."""
+        if not self.is_core(self.group_of(layer, depth)):
+            return 0
+        return self._core_part(layer, self.num_hidden_groups * self.ffns_per_group) % self.ffns_per_group
+
+    def _core_part(self, layer: int, parts: int) -> int:
+        """The part of the core that a layer of the core is in, if the core has `parts` parts."""
+        before = self.options.prelude_layers
         core = self.num_hidden_layers - before - self.options.coda_layers
-        return before + min(layer - before, core - 1) * groups // core
+        return min(layer - before, core - 1) * parts // core
 
     def replace(self, **changes: int | float | str | Options) -> AlbertConfig:
         """A validated copy with some fields changed."""

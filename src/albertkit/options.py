@@ -17,7 +17,7 @@ from albertkit.errors import AlbertkitError, check_keys
 LARGEST = {
     "low_rank": 65_536, "value_size": 65_536, "output_rank": 65_536, "window": 2_048, "global_every": 1_024,
     "relative_reach": 65_536, "head_size": 65_536, "prelude_layers": 1_024, "coda_layers": 1_024,
-    "outer_intermediate_size": 262_144,
+    "outer_intermediate_size": 262_144, "ffn_groups": 1_024,
 }  # fmt: skip
 MAX_GRU_LAYERS = 16
 CHOICES = {"attention_bias": ("", "head", "relative"), "norm": ("", "document"), "classifier": ("", "mean")}
@@ -76,6 +76,9 @@ class Options:
     """Number of last layers with their own weights. They are the last at every depth."""
     outer_intermediate_size: int = 0
     """Size of the feed-forward part in prelude and coda; 0: the `intermediate_size`."""
+    ffn_groups: int = 0
+    """Number N of feed-forward parts of the core, whose layers share attention: layer i of n uses part i·N // n, with
+    its own norm. A multiple of `num_hidden_groups`; 0: one per group."""
     pre_norm: bool = False
     """LayerNorm before attention and feed-forward instead of after them: x + f(norm(x)). One more, `output_norm`,
     normalises what is read after the last layer, at every depth."""

@@ -78,17 +78,25 @@ def attention_shapes(config: AlbertConfig, prefix: str) -> Shapes:
     return shapes
 
 
-def layer_shapes(config: AlbertConfig, prefix: str, ffn_size: int = 0) -> Shapes:
-    """One set of layer weights: attention, feed-forward (by default of size F) and their two norms."""
+def layer_shapes(config: AlbertConfig, prefix: str, ffn_size: int = 0, ffns: int = 1) -> Shapes:
+    """One set of layer weights: attention, `ffns` feed-forward parts (by default of size F), and their norms."""
     h, f = config.hidden_size, ffn_size or config.intermediate_size
-    return {
-        **attention_shapes(config, f"{prefix}.attention"),
-        **norm(f"{prefix}.attention_norm", h),
-        **(linear(f"{prefix}.ffn.gate", f, h) if config.options.gated_ffn else {}),
-        **linear(f"{prefix}.ffn.up", f, h),
-        **linear(f"{prefix}.ffn.down", h, f),
-        **norm(f"{prefix}.ffn_norm", h),
-    }
+    shapes = attention_shapes(config, f"{prefix}.attention") | norm(f"{prefix}.attention_norm", h)
+    for part in ffn_prefixes(prefix, ffns):
+        shapes |= {
+            **(linear(f"{part}.ffn.gate", f, h) if config.options.gated_ffn else {}),
+            **linear(f"{part}.ffn.up", f, h),
+            **linear(f"{part}.ffn.down", h, f),
+            **norm(f"{part}.ffn_norm", h),
+        }
+    return shapes
+
+
+def ffn_prefixes(prefix: str, ffns: int) -> list[str]:
+    """What the names of the feed-forward parts of a layer begin with: the layer's name, or with the option `ffn_groups`
+    one for each part.
+    """
+    return [prefix] if ffns == 1 else [f"{prefix}.ffn_groups.{number}" for number in range(ffns)]
 
 
 def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
@@ -98,7 +106,8 @@ def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
         return shapes
     for group in range(config.layer_groups):
         for inner in range(config.inner_group_num):
-            shapes |= layer_shapes(config, f"encoder.groups.{group}.{inner}", config.ffn_size(group))
+            prefix, ffns = f"encoder.groups.{group}.{inner}", config.ffn_count(group)
+            shapes |= layer_shapes(config, prefix, config.ffn_size(group), ffns)
     if config.options.pre_norm:
         shapes |= norm("encoder.output_norm", config.hidden_size)
     if pooler and config.options.classifier != "mean":

@@ -100,7 +100,8 @@ def test_useless_heads_and_columns_are_removed_first():
     weights |= {f"{prefix}.ffn.up.weight": up, f"{prefix}.ffn.up.bias": bias, f"{prefix}.attention.output.weight": out}
     whole = Artifact(whole.config, weights, whole.tokenizer)
     ids = random_tokens(whole.config, 8)
-    attention, ffn = input_moments(whole, ids)[prefix]
+    moments = input_moments(whole, ids)
+    attention, ffn = (moments[f"{prefix}.{part}"] for part in ("attention.output", "ffn.down"))
     assert importance(out, attention, 8).argmin() == 2
     assert set(np.argsort(importance(weights[f"{prefix}.ffn.down.weight"], ffn, 1))[:2]) == {5, 9}
     small = prune_heads_and_ffn(whole, PruneSettings(heads=3, ffn=46), ids)

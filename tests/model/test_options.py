@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -66,6 +67,8 @@ CASES = {
         "prelude_layers": 1, "coda_layers": 1, "outer_intermediate_size": 24, "attention_bias": "relative",
         "pre_norm": True,
     },
+    "ffn_groups": {"ffn_groups": 2},
+    "ffn_groups, prelude": {"ffn_groups": 2, "prelude_layers": 1, "pre_norm": True, "gated_ffn": True, "window": 4},
     "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
     "everything": {
         "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
@@ -91,6 +94,7 @@ EACH = (
     "gated_ffn",
     "pre_norm",
     "outer layers",
+    "ffn_groups",
     "everything",
 )
 ATTENTION = [name for name, options in CASES.items() if Options(**options).has_attention_options]
@@ -289,6 +293,29 @@ def test_prelude_first_and_coda_last_at_every_depth():
                 torch.testing.assert_close(kept[depth], x)
 
 
+def test_layers_share_attention_and_not_the_feed_forward_part():
+    """Group i·m // n of attention and part i·N // n of feed-forward, for layer i of the n layers of the core."""
+    options = Options(ffn_groups=6, prelude_layers=1, coda_layers=1)
+    config = tiny(num_hidden_layers=8, num_hidden_groups=2, options=options)
+    wanted = {
+        8: [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (3, 0)],
+        5: [(0, 0), (1, 0), (1, 1), (1, 2), (3, 0)],
+        9: [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (2, 2), (3, 0)],
+    }
+    model, batch = made(config), Batch.of(ids(9, 9, 4))
+    encoder = model.encoder
+    with torch.no_grad():
+        for depth, parts in wanted.items():
+            assert [(config.group_of(i, depth), config.ffn_of(i, depth)) for i in range(depth)] == parts
+            x = encoder.embeddings(batch)
+            for group, number in parts:
+                layer = encoder.groups[group][0]
+                x = layer.attention_norm(x + layer.attention(x, batch))
+                half = layer if layer.ffn_groups is None else layer.ffn_groups[number]
+                x = half.ffn_norm(x + half.ffn(x))
+            torch.testing.assert_close(encoder(batch, depth=depth).hidden, x)
+
+
 def test_consistency_by_cosine_and_by_product():
     layers = tuple(torch.randn(4, 6) for _ in range(3))
     pairs = [(0, 1), (0, 2), (1, 2)]
@@ -307,7 +334,8 @@ def test_consistency_by_cosine_and_by_product():
 
 @pytest.mark.parametrize("case", CASES)
 def test_packed_is_alone_and_the_table_is_the_model(case):
-    config = tiny(options=Options(**CASES[case]), num_hidden_groups=2, num_hidden_layers=4)
+    groups = 1 if "ffn_groups" in CASES[case] else 2
+    config = tiny(options=Options(**CASES[case]), num_hidden_groups=groups, num_hidden_layers=4)
     model, rows = made(config), ids(40, 21, 21, 6, 1)
     table = encoder_shapes(config)
     assert {n: tuple(p.shape) for n, p in model.encoder.named_parameters(prefix="encoder")} == table
@@ -382,16 +410,16 @@ def test_a_few_steps_of_fine_tuning(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["everything"])
+@pytest.mark.parametrize("case", ["everything", "ffn_groups, prelude"])
 def test_a_layer_can_be_compiled(case):
     """As one graph, whichever backend then makes of it."""
     config = tiny(options=Options(**CASES[case]))
     model = made(config)
-    layer, batch = model.encoder.groups[0][0], Batch.of(ids(30, 30))
+    layer, batch = model.encoder.groups[-1][0], Batch.of(ids(30, 30))
     x = torch.randn(60, config.hidden_size)
-    for local in {False, bool(config.options.window)}:
+    for local, ffn in product({False, bool(config.options.window)}, range(config.ffns_per_group)):
         graph = torch.compile(layer, backend="eager", fullgraph=True, dynamic=False)
-        torch.testing.assert_close(graph(x, batch, False, local), layer(x, batch, False, local))
+        torch.testing.assert_close(graph(x, batch, False, local, ffn), layer(x, batch, False, local, ffn))
 
 
 # Counting, refusing, the command line ----------------------------------------------------------------------------
@@ -430,6 +458,8 @@ def test_what_saves_operations_and_what_does_not():
     assert count(gated_ffn=True) - count() == 769 * 3072
     layer = size(layer_shapes(base, "layer"))
     assert of(prelude_layers=1, coda_layers=2) == of() and count(prelude_layers=1, coda_layers=2) - count() == 3 * layer
+    ffn = size({name: shape for name, shape in layer_shapes(base, "layer").items() if "attention" not in name})
+    assert of(ffn_groups=3) == of() and count(ffn_groups=3) - count() == 2 * ffn
     small = {"prelude_layers": 1, "coda_layers": 2, "outer_intermediate_size": 1024}
     assert of(**small) - of() == 3 * 2 * 2 * 768 * (1024 - 3072)
     assert count(**small) - count(prelude_layers=1, coda_layers=2) == 3 * (2 * 768 + 1) * (1024 - 3072)
@@ -463,6 +493,8 @@ def test_what_saves_operations_and_what_does_not():
         ({"static": True, "gru": True}, "without layers"),
         ({"prelude_layers": 1, "coda_layers": 2}, "num_hidden_layers is 3; .* it must be 4 or more"),
         ({"prelude_layers": -1}, "0 to"),
+        ({"ffn_groups": 4}, "ffn_groups is 4; it must be .* up to 3"),
+        ({"ffn_groups": 1}, "ffn_groups is 1; it must be .* above 1"),
         ({"outer_intermediate_size": 24}, "prelude_layers or coda_layers"),
         ({"prelude_layers": 1, "outer_intermediate_size": 48}, "the intermediate_size. Omit it"),
     ],

@@ -90,7 +90,8 @@ def worst(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_runtime_says_what_torch_says(case, tmp_path):
-    artifact = make(CASES[case], num_hidden_layers=5, num_hidden_groups=2, inner_group_num=2)
+    groups = 1 if "ffn_groups" in CASES[case] else 2
+    artifact = make(CASES[case], num_hidden_layers=5, num_hidden_groups=groups, inner_group_num=2)
     write_artifact(artifact, tmp_path / "m")
     stored = read_stored(tmp_path / "m")
     assert stored.config == artifact.config and set(stored.weights) == set(artifact.weights)
@@ -146,6 +147,7 @@ def test_looking_inside_says_what_the_engine_says(case):
         "gated_ffn",
         "pre_norm",
         "outer layers",
+        "ffn_groups, prelude",
         "everything",
     ],
 )
@@ -154,7 +156,7 @@ def test_few_bits_stay_close(case, bits, tmp_path):
     write_artifact(artifact, tmp_path / "m", bits=bits)
     stored = read_stored(tmp_path / "m")
     texts = ids()
-    found = by_engine(Engine(stored.config, dict(stored.weights), 1), texts, 3)
+    found = by_engine(Engine(stored.config, dict(stored.weights), 1), texts, stored.config.num_hidden_layers)
     wanted = by_torch(artifact, texts)
     cosines = [float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in zip(found, wanted, strict=True)]
     assert min(cosines) > (0.98 if bits == 8 else 0.85), cosines
@@ -250,11 +252,22 @@ def test_one_session_serves_both_kinds_of_layers():
     assert "local" not in layer_feed(tiny(), 0, hidden, lengths)
 
 
+def test_one_session_has_attention_once_for_all_feed_forward_parts():
+    artifact = make({"ffn_groups": 3})
+    weights, prefix = dict(artifact.weights), "encoder.groups.0.0"
+    graph = layer_graph(artifact.config, weights, prefix, 255)
+    stored = sum(array.nbytes for name, array in weights.items() if name.startswith(f"{prefix}."))
+    assert sum(array.nbytes for array in graph.weights.values()) == stored
+    hidden, lengths = np.zeros((1, 3, 32), np.float32), np.array([3], np.int32)
+    assert [int(layer_feed(artifact.config, n, hidden, lengths)["ffn"]) for n in range(4)] == [0, 1, 2, 2]
+
+
 def test_pruning_with_options(tmp_path):
     for case, why, kept in (
         ("shared_heads", "shared_heads", PruneSettings(heads=2)),
         ("relative bias", "attention_bias", PruneSettings(heads=2)),
         ("outer layers", "outer_intermediate_size", PruneSettings(ffn=24)),
+        ("ffn_groups", "ffn_groups", PruneSettings(layers=2)),
     ):
         write_artifact(make(CASES[case]), tmp_path / why)
         with pytest.raises(AlbertkitError, match=why):
@@ -274,7 +287,9 @@ def test_pruning_with_options(tmp_path):
     shallow = truncate_layers(outer, 7)
     assert shallow.config.num_hidden_groups == 2
     assert worst(by_torch(shallow, ids((30, 4))), by_torch(outer, ids((30, 4)), 7)) == 0
-    for folder in ("few", "less", "cut"):
+    write_artifact(make(CASES["ffn_groups, prelude"]), tmp_path / "ffns")
+    assert prune(tmp_path / "ffns", tmp_path / "narrow", PruneSettings(ffn=24, heads=3), TEXTS).ffn == 24
+    for folder in ("few", "less", "cut", "narrow"):
         small = read_artifact(tmp_path / folder)
         texts = ids((30, 4))
         engine = Engine(small.config, dict(small.weights), 1)
@@ -282,7 +297,7 @@ def test_pruning_with_options(tmp_path):
         assert worst(by_engine(engine, texts, layers), by_torch(small, texts)) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["everything", "prelude", "outer layers"])
+@pytest.mark.parametrize("case", ["everything", "prelude", "outer layers", "ffn_groups, prelude"])
 def test_machine_knows_the_options(case, monkeypatch):
     artifact = make(CASES[case])
     monkeypatch.setattr(benchmark, "SECONDS", 0.001)
@@ -313,27 +328,28 @@ choices = st.fixed_dictionaries(
         "prelude_layers": st.sampled_from([0, 0, 1]),
         "coda_layers": st.sampled_from([0, 0, 1, 2]),
         "outer_intermediate_size": st.sampled_from([0, 0, 7]),
+        "ffn_groups": st.sampled_from([0, 0, 2, 3, 4]),
         "static": st.sampled_from([False] * 9 + [True]),
         "head_size": st.sampled_from([0, 0, 5]),
     }
 )
 
 
-@given(choices, st.integers(1, 3), st.lists(st.integers(1, 40), min_size=1, max_size=4))
+@given(choices, st.integers(1, 3), st.integers(3, 5), st.lists(st.integers(1, 40), min_size=1, max_size=4))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_every_combination_is_refused_or_the_same_everywhere(options, groups, lengths):
+def test_every_combination_is_refused_or_the_same_everywhere(options, groups, layers, lengths):
     try:
-        config = tiny(options=Options(**options), num_hidden_groups=groups)
+        config = tiny(options=Options(**options), num_hidden_groups=groups, num_hidden_layers=layers)
     except AlbertkitError:
         return
     if config.options.static:
         with pytest.raises(AlbertkitError):
             AlbertModel(config)
         return
-    artifact = make(options, num_hidden_groups=groups, heads=())
+    artifact = make(options, num_hidden_groups=groups, num_hidden_layers=layers, heads=())
     texts = ids(tuple(lengths))
     wanted = by_torch(artifact, texts)
     engine = Engine(config, dict(artifact.weights), 1)
-    assert worst(by_engine(engine, texts, 3), wanted) < 1e-4
+    assert worst(by_engine(engine, texts, layers), wanted) < 1e-4
     inner = ActivationEncoder(config, dict(artifact.weights)).run(texts[0])
     assert np.abs(engine.normalize(inner.hidden[-1]) - wanted[0]).max() < 1e-4

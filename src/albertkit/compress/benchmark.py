@@ -75,7 +75,9 @@ def timed_shape(config: AlbertConfig) -> AlbertConfig:
     if config.num_hidden_groups > 1 or options.outer_intermediate_size:
         return config.replace(vocab_size=VOCABULARY)
     layers = min(max(1, options.global_every), config.num_hidden_layers)
-    options = replace(options, prelude_layers=0, coda_layers=0)  # layers of the same size take the same time
+    options = replace(
+        options, prelude_layers=0, coda_layers=0, ffn_groups=0
+    )  # layers of the same size take the same time
     return config.replace(vocab_size=VOCABULARY, num_hidden_layers=layers, options=options)
 
 

@@ -368,7 +368,7 @@ def pruned_config(config: AlbertConfig, heads: Amount | None, ffn: Amount | None
 
 def _shallower(config: AlbertConfig, share: float) -> AlbertConfig:
     """A shape with a share of its layers; with several groups, all of them."""
-    if config.num_hidden_groups > 1:
+    if config.num_hidden_groups > 1 or config.options.ffn_groups:
         return config
     return config.replace(num_hidden_layers=max(config.layer_groups, round(config.num_hidden_layers * share)))
 

@@ -213,6 +213,11 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
     config = artifact.config
     if layers is None or layers == config.num_hidden_layers:
         return artifact
+    if config.options.ffn_groups:
+        raise AlbertkitError(
+            f"layers={layers} is not available: this model has the option ffn_groups, and its feed-forward parts are "
+            "those of all its layers. Prune heads, ffn or vocabulary."
+        )
     possible = [n for n in range(1, config.num_hidden_layers + 1) if _kept_groups(config, n)]
     if layers not in possible:
         shown = f"1 to {possible[-1]}" if len(possible) == possible[-1] else ", ".join(map(str, possible))
@@ -258,33 +263,36 @@ def prune_heads_and_ffn(
         return artifact
     heads, columns = smaller.num_attention_heads, smaller.intermediate_size
     weights = dict(artifact.weights)
-    for prefix, (attention, ffn) in input_moments(artifact, ids, progress).items():
-        progress(f"pruning {prefix}")
-        names = [f"{prefix}.attention.{part}" for part in ("query", "key", "value")]
-        output = [f"{prefix}.attention.{part}" for part in ("output_down", "output")][not config.options.output_rank :]
-        _keep_blocks(weights, names, output, attention, config.value_size, heads, settings.fit)
-        ups = [f"{prefix}.ffn.{part}" for part in ("up", "gate")][: config.ffn_matrices - 1]
-        _keep_blocks(weights, ups, [f"{prefix}.ffn.down"], ffn, 1, columns, settings.fit)
+    outputs = ("output_down", "output") if config.options.output_rank else ("output",)
+    ups = ("up", "gate") if config.options.gated_ffn else ("up",)
+    for name, moments in input_moments(artifact, ids, progress).items():
+        part = name.rpartition(".")[0]  # the attention or feed-forward part of a layer
+        progress(f"pruning {part}")
+        if name.endswith(".attention.output"):
+            before, after = [f"{part}.{x}" for x in ("query", "key", "value")], [f"{part}.{x}" for x in outputs]
+            _keep_blocks(weights, before, after, moments, config.value_size, heads, settings.fit)
+        else:
+            _keep_blocks(weights, [f"{part}.{up}" for up in ups], [name], moments, 1, columns, settings.fit)
     return dataclasses.replace(artifact, config=smaller, weights=weights)
 
 
 def input_moments(
     artifact: Artifact, ids: list[list[int]], progress: Progress = lambda _: None
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """For each layer, the mean of x·xᵀ over the inputs x of its output product and of its down product, in all uses.
+) -> dict[str, np.ndarray]:
+    """By name of each output and down matrix, the mean of x·xᵀ over its inputs x in all uses.
 
     A 1 is appended to x; (A + 1, A + 1) and (F + 1, F + 1).
     """
-    sums: dict[str, list[np.ndarray | float]] = {}
+    sums: dict[str, np.ndarray | float] = {}
     counts: dict[str, int] = {}
     for use in record_inputs(artifact.config, dict(artifact.weights), ids, progress):
-        total = sums.setdefault(use.prefix, [0.0, 0.0])
-        for at, part in enumerate(("attention.output", "ffn.down")):
-            x = use.inputs[MATRIX_INPUTS[part]]
+        for part in ("attention.output", "ffn.down"):
+            at = MATRIX_INPUTS[part]
+            name, x = f"{use.reader(at)}.{part}", use.inputs[at]
             x = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1)
-            total[at] = total[at] + (x.T @ x).astype(np.float64)
-        counts[use.prefix] = counts.get(use.prefix, 0) + len(use.inputs[0])
-    return {n: (np.asarray(a) / counts[n], np.asarray(f) / counts[n]) for n, (a, f) in sums.items()}
+            sums[name] = sums.get(name, 0.0) + (x.T @ x).astype(np.float64)
+            counts[name] = counts.get(name, 0) + len(x)
+    return {name: np.asarray(total) / counts[name] for name, total in sums.items()}
 
 
 def importance(weight: np.ndarray, moments: np.ndarray, block: int) -> np.ndarray:

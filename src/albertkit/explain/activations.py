@@ -19,7 +19,7 @@ from albertkit.errors import AlbertkitError, check_finite
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import as_float
 from albertkit.tasks.task import softmax
-from albertkit.weights import gru_name
+from albertkit.weights import ffn_prefixes, gru_name
 
 MAX_TOKENS = 256  # the size of attention is tokens² × layers × heads
 
@@ -76,8 +76,10 @@ class ActivationEncoder:
         yield hidden, None
         for layer in range(depth):
             for inner in range(self.config.inner_group_num):
-                prefix = f"encoder.groups.{self.config.group_of(layer, depth)}.{inner}"
-                hidden, attention = self._layer(prefix, hidden, self.config.options.local(layer))
+                group, ffn = self.config.group_of(layer, depth), self.config.ffn_of(layer, depth)
+                prefix = f"encoder.groups.{group}.{inner}"
+                hidden, attention = self._attend(prefix, hidden, self.config.options.local(layer))
+                hidden = self._feed_forward(ffn_prefixes(prefix, self.config.ffn_count(group))[ffn], hidden)
             check_finite("activations", (hidden, attention))
             yield hidden, attention
 
@@ -123,8 +125,8 @@ class ActivationEncoder:
             states[token] = state
         return states
 
-    def _layer(self, prefix: str, hidden: np.ndarray, local: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """One layer: (tokens, H) → (tokens, H) and attention (heads, tokens, tokens)."""
+    def _attend(self, prefix: str, hidden: np.ndarray, local: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The first half of a layer: (tokens, H) → (tokens, H) and attention (heads, tokens, tokens)."""
         options, size = self.config.options, self.config.head_size
         normed = self._norm(f"{prefix}.attention_norm", hidden) if options.pre_norm else hidden
         query, key, value = (
@@ -143,15 +145,18 @@ class ActivationEncoder:
         if options.output_rank:
             context = context @ self.weights[f"{prefix}.attention.output_down.weight"].T
         hidden = hidden + self._dense(f"{prefix}.attention.output", context)
-        if not options.pre_norm:
-            hidden = self._norm(f"{prefix}.attention_norm", hidden)
+        return hidden if options.pre_norm else self._norm(f"{prefix}.attention_norm", hidden), attention
+
+    def _feed_forward(self, prefix: str, hidden: np.ndarray) -> np.ndarray:
+        """The second half of a layer: (tokens, H) → (tokens, H)."""
+        options = self.config.options
         normed = self._norm(f"{prefix}.ffn_norm", hidden) if options.pre_norm else hidden
         first = "gate" if options.gated_ffn else "up"
         wide = ACTIVATIONS[self.config.hidden_act](self._dense(f"{prefix}.ffn.{first}", normed))
         if options.gated_ffn:
             wide = wide * self._dense(f"{prefix}.ffn.up", normed)
         hidden = hidden + self._dense(f"{prefix}.ffn.down", wide)
-        return hidden if options.pre_norm else self._norm(f"{prefix}.ffn_norm", hidden), attention
+        return hidden if options.pre_norm else self._norm(f"{prefix}.ffn_norm", hidden)
 
     def _bias(self, prefix: str, tokens: int, local: bool) -> np.ndarray:
         """Attention bias and, in local layers, -∞ beyond the window."""

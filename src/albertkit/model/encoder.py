@@ -91,34 +91,48 @@ class FeedForward(nn.Module):
         return out
 
 
+class FeedForwardHalf(nn.Module):
+    """A feed-forward part with its norm; a layer with the option `ffn_groups` has several."""
+
+    def __init__(self, config: AlbertConfig, size: int) -> None:
+        super().__init__()
+        self.ffn = FeedForward(config, size)
+        self.ffn_norm = make_norm(config, config.hidden_size)
+
+
 class Layer(nn.Module):
     """One post-LN transformer layer (pre-LN with the option `pre_norm`); ALBERT applies the same one several times."""
 
-    def __init__(self, config: AlbertConfig, ffn_size: int = 0) -> None:
+    def __init__(self, config: AlbertConfig, ffn_size: int = 0, ffns: int = 1) -> None:
         super().__init__()
         self.attention = (ConfigurableAttention if config.options.has_attention_options else Attention)(config)
         self.attention_norm = make_norm(config, config.hidden_size)
-        self.ffn = FeedForward(config, ffn_size or config.intermediate_size)
-        self.ffn_norm = make_norm(config, config.hidden_size)
+        halves = [FeedForwardHalf(config, ffn_size or config.intermediate_size) for _ in range(ffns)]
+        self.ffn_groups = nn.ModuleList(halves) if ffns > 1 else None
+        if ffns == 1:
+            self.ffn, self.ffn_norm = halves[0].ffn, halves[0].ffn_norm
         self.pre_norm = config.options.pre_norm
 
-    def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
+    def forward(
+        self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False, ffn_group: int = 0
+    ) -> Tensor:
+        half = self if self.ffn_groups is None else self.ffn_groups[ffn_group]
         residual = batch.first(hidden) if first else hidden
         if self.pre_norm:
             residual = residual + self.attention(self.attention_norm(hidden), batch, first, local)
-            return residual + self.ffn(self.ffn_norm(residual))
+            return residual + half.ffn(half.ffn_norm(residual))  # type: ignore[operator]
         hidden = self.attention_norm(residual + self.attention(hidden, batch, first, local))
-        out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
+        out: Tensor = half.ffn_norm(hidden + half.ffn(hidden))  # type: ignore[operator]
         return out
 
 
-def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
-    """Apply a layer. Its weights get `share` of the gradient; `first` computes the first tokens only."""
+def _apply(layer: nn.Module, share: float, *inputs: Tensor | Batch | int) -> Tensor:
+    """Apply a layer. Its weights get `share` of the gradient."""
     if share == 1.0:
-        out: Tensor = layer(hidden, batch, first, local)
+        out: Tensor = layer(*inputs)
         return out
     weights = {name: p.detach() + share * (p - p.detach()) for name, p in layer.named_parameters()}
-    return torch.func.functional_call(layer, weights, (hidden, batch, first, local))
+    return torch.func.functional_call(layer, weights, inputs)
 
 
 class Encoder(nn.Module):
@@ -137,7 +151,9 @@ class Encoder(nn.Module):
         embeddings = BrightmartEmbeddings if config.options.brightmart_layout else Embeddings
         self.embeddings = embeddings(config)
         self.groups = nn.ModuleList(
-            nn.ModuleList(Layer(config, config.ffn_size(group)) for _ in range(config.inner_group_num))
+            nn.ModuleList(
+                Layer(config, config.ffn_size(group), config.ffn_count(group)) for _ in range(config.inner_group_num)
+            )
             for group in range(config.layer_groups)
         )
         self.output_norm = make_norm(config, config.hidden_size) if config.options.pre_norm else None
@@ -171,13 +187,13 @@ class Encoder(nn.Module):
         """
         share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
         group = list(self.groups[self.config.group_of(layer, depth)])  # type: ignore[call-overload]
-        local = self.config.options.local(layer)
+        local, ffn_group = self.config.options.local(layer), self.config.ffn_of(layer, depth)
         for number, inner in enumerate(group, 1):
-            first_only = first and number == len(group)
+            inputs = (inner, share, hidden, batch, first and number == len(group), local, ffn_group)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                hidden = checkpoint(_apply, inner, share, hidden, batch, first_only, local, use_reentrant=False)
+                hidden = checkpoint(_apply, *inputs, use_reentrant=False)
             else:
-                hidden = _apply(inner, share, hidden, batch, first_only, local)
+                hidden = _apply(*inputs)
         return hidden
 
     def read_out(self, hidden: Tensor, batch: Batch, depth: int, first: bool = False) -> Tensor:

@@ -23,6 +23,7 @@ from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
+from albertkit.weights import ffn_prefixes
 
 TEXTS, LENGTH, ROUNDS = 32, 64, 4
 SENTENCES_EACH = 8  # for each `LENGTH` tokens
@@ -59,19 +60,20 @@ def token_moments(
     if config.options.static:
         return {}
     sums: dict[tuple[str, int], np.ndarray | float] = {}
-    counts: dict[str, int] = {}
+    counts: dict[tuple[str, int], int] = {}
     for use in record_inputs(config, weights, ids, progress):
-        counts[use.prefix] = counts.get(use.prefix, 0) + len(use.inputs[0])
         for at, values in enumerate(use.inputs):
-            sums[use.prefix, at] = sums.get((use.prefix, at), 0.0) + values.T @ values
+            key = use.reader(at), at
+            counts[key] = counts.get(key, 0) + len(values)
+            sums[key] = sums.get(key, 0.0) + values.T @ values
     found = {
         f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
-        for prefix, count in counts.items()
-        for part, at in MATRIX_INPUTS.items()
-        if f"{prefix}.{part}.weight" in weights
+        for (prefix, at), count in counts.items()
+        for part, read in MATRIX_INPUTS.items()
+        if read == at and f"{prefix}.{part}.weight" in weights
     }
     if config.options.output_rank:  # the recorded input is that of the first of two matrices
-        for prefix in counts:
+        for prefix in {prefix for prefix, at in counts if at == MATRIX_INPUTS["attention.output"]}:
             context = found[f"{prefix}.attention.output.weight"]
             down = as_float(weights[f"{prefix}.attention.output_down.weight"])
             found[f"{prefix}.attention.output_down.weight"] = context
@@ -85,8 +87,14 @@ class LayerInputs:
 
     prefix: str
     """The layer's name, `encoder.groups.G.I`."""
+    ffn_prefix: str
+    """What the names of its feed-forward part begin with (`weights.ffn_prefixes`)."""
     inputs: tuple[np.ndarray, ...]
     """Inputs of its products by the numbers in `MATRIX_INPUTS`, each (tokens, width); the same tokens in all."""
+
+    def reader(self, at: int) -> str:
+        """What the names of the matrices begin with that read input number `at`."""
+        return self.ffn_prefix if at >= MATRIX_INPUTS["ffn.up"] else self.prefix
 
 
 def record_inputs(
@@ -96,8 +104,13 @@ def record_inputs(
     engine = Engine(config, dict(weights))
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
-        prefix: open_graph(graphs.layer_graph(config, weights, prefix, engine.max_level, watch=True), engine.threads)
-        for prefix in (f"encoder.groups.{g}.{i}" for g in range(config.layer_groups) for i in range(inner_layers))
+        (group, inner, ffn): open_graph(
+            graphs.layer_graph(config, weights, f"encoder.groups.{group}.{inner}", engine.max_level, ffn),
+            engine.threads,
+        )
+        for group in range(config.layer_groups)
+        for inner in range(inner_layers)
+        for ffn in range(config.ffn_count(group))
     }
     tokens = sum(len(row) for row in ids)
     share = min(1.0, SAMPLE * len(watched) / (tokens * layers * inner_layers))
@@ -107,10 +120,14 @@ def record_inputs(
         hidden = engine.run(batch, 0)
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
         for layer, inner in product(range(layers), range(inner_layers)):
-            prefix = f"encoder.groups.{config.group_of(layer)}.{inner}"
-            result, *inputs = watched[prefix].run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
+            group, ffn = config.group_of(layer), config.ffn_of(layer)
+            prefix = f"encoder.groups.{group}.{inner}"
+            ffn_prefix = ffn_prefixes(prefix, config.ffn_count(group))[ffn]
+            fed = graphs.layer_feed(config, layer, hidden, batch.lengths)
+            fed.pop("ffn", None)  # each part has its graph
+            result, *inputs = watched[group, inner, ffn].run(None, fed)
             chosen = inside & (generator.random(inside.shape) < share)
-            yield LayerInputs(prefix, tuple(values[chosen] for values in inputs))
+            yield LayerInputs(prefix, ffn_prefix, tuple(values[chosen] for values in inputs))
             hidden = result
 
 

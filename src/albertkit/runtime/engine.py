@@ -91,7 +91,7 @@ class Engine:
         """Apply some of `depth` layers."""
         for layer in layers:
             for inner in self._layers[self.config.group_of(layer, depth)]:
-                (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
+                (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths, depth))
         return hidden
 
     def normalize(self, hidden: np.ndarray) -> np.ndarray:
@@ -164,7 +164,7 @@ class TorchEngine:
 
     def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
         """See `Engine`."""
-        if not depth:
+        if not depth or not (self.config.options.coda_layers or self.config.options.pre_norm):
             return hidden
         with self.torch.inference_mode():
             states, packed = self._states(hidden, lengths)

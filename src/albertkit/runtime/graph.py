@@ -26,24 +26,36 @@ LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh":
 # The layer -------------------------------------------------------------------------------------------------------
 
 
-def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, watch: bool = False) -> Graph:
+def layer_graph(
+    config: AlbertConfig, weights: Weights, prefix: str, max_level: int, watched_ffn: int | None = None
+) -> Graph:
     """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With `watch`, the inputs of its four products are also outputs, for calibration. With the option
-    `window` there is an input `local`; `layer_feed` builds all inputs.
+    With the option `window` there is an input `local`, with several feed-forward parts an input `ffn`; `layer_feed`
+    builds all inputs. watched_ffn: for calibration, the inputs of the layer's four products are also outputs, with this
+    feed-forward part.
     """
     b = Builder(max_level)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
     lengths = b.input("lengths", TensorProto.INT32, ["texts"])
     local = b.input("local", TensorProto.BOOL, []) if config.options.window else False
-    result, (mixed, context, *others) = layer(b, config, weights, prefix, hidden, lengths, local)
-    more = [mixed, expand_low_rank(b, config, weights, prefix, context), *others] if watch else []
+    ffn: str | int = watched_ffn or 0
+    if watched_ffn is None and has_several_ffns(weights, prefix):
+        ffn = b.input("ffn", TensorProto.INT64, [])
+    result, (mixed, context, *others) = layer(b, config, weights, prefix, hidden, lengths, local, ffn)
+    more = []
+    if watched_ffn is not None:
+        more = [mixed, expand_low_rank(b, config, weights, prefix, context), *others]
     return b.graph(result, ["texts", "length", config.hidden_size], more)
 
 
-def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """The inputs of a layer's graph for layer number `layer` (from 0)."""
+def layer_feed(
+    config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray, depth: int | None = None
+) -> dict[str, np.ndarray]:
+    """The inputs of a layer's graph for layer number `layer` (from 0) of `depth`."""
     fed = {"hidden": hidden, "lengths": lengths}
+    if config.ffn_count(config.group_of(layer, depth)) > 1:
+        fed["ffn"] = np.array(config.ffn_of(layer, depth), np.int64)
     window = config.options.window
     if window:  # a text within one window needs no mask
         fed["local"] = np.array(config.options.local(layer) and hidden.shape[1] > window + 1)
@@ -58,10 +70,12 @@ def layer(
     hidden: str,
     mask: str,
     local: str | bool = False,
+    ffn: str | int = 0,
 ) -> tuple[str, list[str]]:
     """One layer over `hidden` (texts, length, H): its result, and the inputs of its four products in `MATRIX_INPUTS`.
 
-    local: whether tokens attend inside the window only, or the name of a bool input.
+    local: whether tokens attend inside the window only, or the name of a bool input. ffn: the feed-forward part, or the
+    name of an input, where the inputs of its products are not known.
     """
     normed = input_norm(b, config, weights, f"{prefix}.attention_norm", hidden)
     mixed, bias = input_product(b, config, weights, prefix, normed)
@@ -70,8 +84,40 @@ def layer(
     else:
         context = b.attend(mixed, bias, mask, config.num_attention_heads, config.head_size)
     middle = attention_output(b, config, weights, prefix, context, hidden)
-    inputs, result = ffn_block(b, config, weights, prefix, middle)
+    inputs, result = choose_ffn(b, config, weights, prefix, middle, ffn)
     return result, [normed, context, *inputs]
+
+
+def has_several_ffns(weights: Weights, prefix: str) -> bool:
+    """Whether a layer has several feed-forward parts: one of the core, with the option `ffn_groups`."""
+    return f"{prefix}.ffn.up.weight" not in weights
+
+
+def choose_ffn(
+    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str, ffn: str | int
+) -> tuple[tuple[str, ...], str]:
+    """The second half of a layer with the feed-forward part `ffn`, a number or the name of an input."""
+    if not has_several_ffns(weights, prefix):
+        return ffn_block(b, config, weights, prefix, hidden)
+
+    def block(number: int) -> tuple[tuple[str, ...], str]:
+        outer, b.prefix = b.prefix, f"{b.prefix}ffn{number}."
+        made = ffn_block(b, config, weights, f"{prefix}.ffn_groups.{number}", hidden)
+        b.prefix = outer
+        return made
+
+    if isinstance(ffn, int):
+        return block(ffn)
+    number = ffn
+
+    def search(low: int, high: int) -> str:  # one session, with the weights of attention once
+        if high - low == 1:
+            return block(low)[1]
+        middle = (low + high) // 2
+        is_below = b.node("Less", number, b.constant(middle, np.int64))
+        return b.choose(is_below, lambda: search(low, middle), lambda: search(middle, high))
+
+    return (), search(0, config.ffns_per_group)
 
 
 def input_norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str) -> str:
@@ -127,7 +173,7 @@ def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix:
 
 def ffn_block(
     b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str
-) -> tuple[tuple[str, str], str]:
+) -> tuple[tuple[str, ...], str]:
     """The second half of a layer: the inputs of its up and down products, and its result."""
     normed = input_norm(b, config, weights, f"{prefix}.ffn_norm", hidden)
     names = ("gate", "up") if config.options.gated_ffn else ("up",)
