@@ -26,12 +26,13 @@ import gc
 import hashlib
 import json
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Variant:
 
     options: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, Any] = field(default_factory=dict)
-    """Fields of the config; H and L stand for the shape's width and depth."""
+    """Fields of the config; H, L and 2F/3 stand for the shape's width, its depth and 2/3 of its feed-forward size."""
     goals: dict[str, Any] = field(default_factory=dict)
     """For `train/train_settings.py`."""
 
@@ -68,7 +69,7 @@ class Variant:
         """The variant of a preset, or of one with another number of layers."""
         base = preset(shape)
         base = base.replace(num_hidden_layers=layers) if layers else base
-        letters = {"H": base.hidden_size, "L": base.num_hidden_layers}
+        letters = {"H": base.hidden_size, "L": base.num_hidden_layers, "2F/3": base.intermediate_size * 2 // 3}
         changes = {name: letters.get(value, value) for name, value in self.shape.items()}
         options = dict(self.options)
         if options.get("low_rank") == "half":
@@ -105,6 +106,20 @@ VARIANTS: dict[str, Variant] = {
     "k = 256": Variant(shape={"embedding_size": 256}),
     "k = H": Variant(shape={"embedding_size": "H"}),
 }
+# Blocks from other encoders, alone and with relative positions.
+BLOCKS: dict[str, Variant] = {
+    "prelude 1": Variant({"prelude_layers": 1}),
+    "coda 1": Variant({"coda_layers": 1}),
+    "prelude 1, coda 1": Variant({"prelude_layers": 1, "coda_layers": 1}),
+    "ffn_groups 3": Variant({"ffn_groups": 3}),
+    "pre_norm": Variant({"pre_norm": True}),
+    "gated_ffn, 2/3 of F": Variant({"gated_ffn": True}, {"intermediate_size": "2F/3"}),
+}
+RELATIVE = {"attention_bias": "relative"}
+for _name, _block in BLOCKS.items():
+    VARIANTS[_name] = _block
+    VARIANTS[f"relative, {_name}"] = replace(_block, options={**RELATIVE, **_block.options})
+VARIANTS["relative, groups 3"] = Variant(RELATIVE, {"num_hidden_groups": 3})
 
 
 # One variant -----------------------------------------------------------------------------------------------------
@@ -132,7 +147,7 @@ def corpus(folder: Path) -> str:
 def place(name: str, seed: int, args: argparse.Namespace) -> Path:
     """The folder of one training; another recipe has other folders."""
     mark = hashlib.sha256(json.dumps(recipe(args)).encode()).hexdigest()[:8]
-    plain: Path = args.runs / mark / f"{name.replace(' ', '-').replace(',', '').replace('=', '')}-{seed}"
+    plain: Path = args.runs / mark / f"{re.sub('[,=/]', '', name.replace(' ', '-'))}-{seed}"
     return plain
 
 
