@@ -100,6 +100,7 @@ class Shards:
         return shards
 
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the ids."""
         return Tokenizer.load(self.folder / TOKENIZER, vocab_size=self.vocabulary)
 
     def unigrams(self) -> np.ndarray:

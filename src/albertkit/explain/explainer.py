@@ -216,6 +216,7 @@ class Explainer:
         return found
 
     def attention_maps(self, state: ExplainState) -> tuple[AttentionMap, ...]:
+        """Attention of each row."""
         reader = min(state.target.tokens, default=0)
         maps = []
         for number, row in enumerate(state.input.rows):
