@@ -17,7 +17,15 @@ import torch.nn.functional as F
 
 from albertkit.artifact import Artifact, read_artifact
 from albertkit.cli import entry_point as cli
-from albertkit.compress.cost import activation_memory, operations, parameter_counts, shape_cost, weight_bytes
+from albertkit.compress.benchmark import timed_shape
+from albertkit.compress.cost import (
+    activation_memory,
+    model_candidates,
+    operations,
+    parameter_counts,
+    shape_cost,
+    weight_bytes,
+)
 from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -28,6 +36,7 @@ from albertkit.tasks import make_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import loop
 from albertkit.train.distributed import ProcessGroup
+from albertkit.train.elastic import MultiDepthModel
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.pretrain import PretrainTask, consistency_loss
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
@@ -350,6 +359,16 @@ def test_packed_is_alone_and_the_table_is_the_model(case):
             )
 
 
+@pytest.mark.parametrize("case", ["outer layers", "ffn_groups, prelude"])
+def test_elastic_training_reads_the_result_of_each_depth(case):
+    model, batch = made(tiny(options=Options(**CASES[case]), num_hidden_layers=5)), Batch.of(ids(9, 9, 4))
+    with torch.no_grad():
+        outputs, _ = MultiDepthModel(model, ("classify",))(batch, range(1, 6))
+        for depth, output in outputs.items():
+            wanted = model(batch, depth=depth, heads=["classify"]).heads["classify"].logits
+            torch.testing.assert_close(output.heads["classify"].logits, wanted)
+
+
 @pytest.mark.parametrize("case", EACH)
 def test_steps_of_pretraining_reach_every_weight(case, shards, tmp_path):
     drops = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
@@ -437,6 +456,8 @@ def test_the_planner_counts_what_there_is(case):
     assert ops.pop("total") == pytest.approx(sum(ops.values()))
     assert made_plan.bytes["4-bit"] < made_plan.bytes["int8"] < made_plan.bytes["float32"] == 4 * total
     assert all(n > 0 for n in activation_memory(config, 64, 2).values())
+    for candidate in model_candidates("mine", config):
+        assert candidate.file_bytes > 0 and candidate.memory(64, 0.0) > 0 and timed_shape(candidate.config)
 
 
 def test_what_saves_operations_and_what_does_not():

@@ -29,7 +29,7 @@ from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import read_depths
 from albertkit.runtime.engine import Engine, TorchEngine
-from albertkit.runtime.graph import layer_feed, layer_graph
+from albertkit.runtime.graph import layer_feed, layer_graph, weight_choice
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
@@ -235,10 +235,10 @@ def test_one_session_serves_both_kinds_of_layers():
     artifact = make(CASES["window, mixed"])
     config = artifact.config
     graph = layer_graph(
-        config, dict(artifact.weights), "encoder.groups.0.0", Engine(config, dict(artifact.weights), 1).max_level
+        config, dict(artifact.weights), ["encoder.groups.0.0"], Engine(config, dict(artifact.weights), 1).max_level
     )
     plain = layer_graph(
-        tiny(), dict(artifact.weights), "encoder.groups.0.0", Engine(config, dict(artifact.weights), 1).max_level
+        tiny(), dict(artifact.weights), ["encoder.groups.0.0"], Engine(config, dict(artifact.weights), 1).max_level
     )
     assert sum(a.nbytes for a in graph.weights.values()) == sum(a.nbytes for a in plain.weights.values())
     hidden, lengths = np.zeros((1, 30, 32), np.float32), np.array([30], np.int32)
@@ -252,14 +252,15 @@ def test_one_session_serves_both_kinds_of_layers():
     assert "local" not in layer_feed(tiny(), 0, hidden, lengths)
 
 
-def test_one_session_has_attention_once_for_all_feed_forward_parts():
-    artifact = make({"ffn_groups": 3})
-    weights, prefix = dict(artifact.weights), "encoder.groups.0.0"
-    graph = layer_graph(artifact.config, weights, prefix, 255)
-    stored = sum(array.nbytes for name, array in weights.items() if name.startswith(f"{prefix}."))
+def test_one_session_has_each_weight_of_all_layers_once():
+    artifact = make({"ffn_groups": 3, "coda_layers": 1}, num_hidden_layers=4)
+    config, weights = artifact.config, dict(artifact.weights)
+    graph = layer_graph(config, weights, ["encoder.groups.0.0", "encoder.groups.1.0"], 255)
+    stored = sum(array.nbytes for name, array in weights.items() if name.startswith("encoder.groups."))
     assert sum(array.nbytes for array in graph.weights.values()) == stored
-    hidden, lengths = np.zeros((1, 3, 32), np.float32), np.array([3], np.int32)
-    assert [int(layer_feed(artifact.config, n, hidden, lengths)["ffn"]) for n in range(4)] == [0, 1, 2, 2]
+    chosen = [weight_choice(config, layer, 0, 5) for layer in range(5)]
+    assert [(int(c["layer"]), int(c["ffn"])) for c in chosen] == [(0, 0), (0, 1), (0, 2), (0, 2), (1, 0)]
+    assert weight_choice(tiny(), 2, 0, 3) == {}
 
 
 def test_pruning_with_options(tmp_path):

@@ -105,7 +105,7 @@ def record_inputs(
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
         (group, inner, ffn): open_graph(
-            graphs.layer_graph(config, weights, f"encoder.groups.{group}.{inner}", engine.max_level, ffn),
+            graphs.watched_graph(config, weights, f"encoder.groups.{group}.{inner}", engine.max_level, ffn),
             engine.threads,
         )
         for group in range(config.layer_groups)
@@ -124,7 +124,6 @@ def record_inputs(
             prefix = f"encoder.groups.{group}.{inner}"
             ffn_prefix = ffn_prefixes(prefix, config.ffn_count(group))[ffn]
             fed = graphs.layer_feed(config, layer, hidden, batch.lengths)
-            fed.pop("ffn", None)  # each part has its graph
             result, *inputs = watched[group, inner, ffn].run(None, fed)
             chosen = inside & (generator.random(inside.shape) < share)
             yield LayerInputs(prefix, ffn_prefix, tuple(values[chosen] for values in inputs))

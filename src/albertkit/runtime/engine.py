@@ -58,17 +58,14 @@ class Engine:
         self.max_level = machine_max_level() if max_level is None else max_level
         few = threads if config.options.gru else 1  # a lookup and a small product are faster with one thread
         self._embedding = open_graph(graphs.embedding_graph(config, weights, self.max_level), few)
-        self._layers = [
-            [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
-            for g in range(config.layer_groups)
+        prefixes = [
+            f"encoder.groups.{g}.{i}" for g in range(config.layer_groups) for i in range(config.inner_group_num)
         ]
-        self.weights = weights  # the remaining weights, for the heads
-
-    def _open_layer(self, weights: graphs.Weights, prefix: str) -> onnxruntime.InferenceSession:
-        graph = graphs.layer_graph(self.config, weights, prefix, self.max_level)
-        for name in [name for name in weights if name.startswith(f"{prefix}.")]:
+        graph = graphs.layer_graph(config, weights, prefixes, self.max_level)
+        for name in [name for name in weights if name.startswith("encoder.groups.")]:
             del weights[name]
-        return open_graph(graph, self.threads)
+        self._layers = open_graph(graph, threads)
+        self.weights = weights  # the remaining weights, for the heads
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
         """The result (texts, length, H) at a depth; depth 0 gives the embeddings. Values beyond a text's length are
@@ -90,8 +87,9 @@ class Engine:
     def _apply(self, hidden: np.ndarray, lengths: np.ndarray, layers: range, depth: int) -> np.ndarray:
         """Apply some of `depth` layers."""
         for layer in layers:
-            for inner in self._layers[self.config.group_of(layer, depth)]:
-                (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths, depth))
+            for inner in range(self.config.inner_group_num):
+                fed = graphs.layer_feed(self.config, layer, hidden, lengths)
+                (hidden,) = self._layers.run(None, fed | graphs.weight_choice(self.config, layer, inner, depth))
         return hidden
 
     def normalize(self, hidden: np.ndarray) -> np.ndarray:

@@ -8,6 +8,8 @@ activation function is shifted to be non-negative, to use all 8 bits; the next b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto
 
@@ -26,36 +28,53 @@ LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh":
 # The layer -------------------------------------------------------------------------------------------------------
 
 
-def layer_graph(
-    config: AlbertConfig, weights: Weights, prefix: str, max_level: int, watched_ffn: int | None = None
-) -> Graph:
-    """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
+def layer_graph(config: AlbertConfig, weights: Weights, prefixes: Sequence[str], max_level: int) -> Graph:
+    """One of some layers: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With the option `window` there is an input `local`, with several feed-forward parts an input `ffn`; `layer_feed`
-    builds all inputs. watched_ffn: for calibration, the inputs of the layer's four products are also outputs, with this
-    feed-forward part.
+    With the option `window` there is an input `local` (`layer_feed`). With several layers an input `layer` chooses one,
+    and with several feed-forward parts an input `ffn` (`weight_choice`). One session for all layers is faster than one
+    for each, whose threads compete.
     """
-    b = Builder(max_level)
-    hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
-    lengths = b.input("lengths", TensorProto.INT32, ["texts"])
-    local = b.input("local", TensorProto.BOOL, []) if config.options.window else False
-    ffn: str | int = watched_ffn or 0
-    if watched_ffn is None and has_several_ffns(weights, prefix):
-        ffn = b.input("ffn", TensorProto.INT64, [])
+    b, (hidden, lengths, local) = layer_inputs(config, max_level)
+    number = b.input("layer", TensorProto.INT64, []) if len(prefixes) > 1 else ""
+    ffn: str | int = b.input("ffn", TensorProto.INT64, []) if config.options.ffn_groups else 0
+
+    def make(place: int) -> str:
+        b.prefix = f"{prefixes[place]}." if number else ""
+        return layer(b, config, weights, prefixes[place], hidden, lengths, local, ffn)[0]
+
+    return b.graph(b.select(number, make, len(prefixes)), ["texts", "length", config.hidden_size])
+
+
+def watched_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, ffn: int) -> Graph:
+    """One layer with feed-forward part `ffn`, for calibration: the inputs of its four products are outputs, too."""
+    b, (hidden, lengths, local) = layer_inputs(config, max_level)
     result, (mixed, context, *others) = layer(b, config, weights, prefix, hidden, lengths, local, ffn)
-    more = []
-    if watched_ffn is not None:
-        more = [mixed, expand_low_rank(b, config, weights, prefix, context), *others]
+    more = [mixed, expand_low_rank(b, config, weights, prefix, context), *others]
     return b.graph(result, ["texts", "length", config.hidden_size], more)
 
 
-def layer_feed(
-    config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray, depth: int | None = None
-) -> dict[str, np.ndarray]:
-    """The inputs of a layer's graph for layer number `layer` (from 0) of `depth`."""
+def layer_inputs(config: AlbertConfig, max_level: int) -> tuple[Builder, tuple[str, str, str | bool]]:
+    """A builder with the inputs of `layer_feed`."""
+    b = Builder(max_level)
+    hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
+    lengths = b.input("lengths", TensorProto.INT32, ["texts"])
+    return b, (hidden, lengths, b.input("local", TensorProto.BOOL, []) if config.options.window else False)
+
+
+def weight_choice(config: AlbertConfig, layer: int, inner: int, depth: int) -> dict[str, np.ndarray]:
+    """The inputs of the graph of all layers that choose the weights of layer number `layer` (from 0) of `depth`."""
+    chosen = {}
+    if config.layer_groups * config.inner_group_num > 1:
+        chosen["layer"] = np.array(config.group_of(layer, depth) * config.inner_group_num + inner, np.int64)
+    if config.options.ffn_groups:
+        chosen["ffn"] = np.array(config.ffn_of(layer, depth), np.int64)
+    return chosen
+
+
+def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """The inputs of a layer's graph for layer number `layer` (from 0)."""
     fed = {"hidden": hidden, "lengths": lengths}
-    if config.ffn_count(config.group_of(layer, depth)) > 1:
-        fed["ffn"] = np.array(config.ffn_of(layer, depth), np.int64)
     window = config.options.window
     if window:  # a text within one window needs no mask
         fed["local"] = np.array(config.options.local(layer) and hidden.shape[1] > window + 1)
@@ -88,16 +107,11 @@ def layer(
     return result, [normed, context, *inputs]
 
 
-def has_several_ffns(weights: Weights, prefix: str) -> bool:
-    """Whether a layer has several feed-forward parts: one of the core, with the option `ffn_groups`."""
-    return f"{prefix}.ffn.up.weight" not in weights
-
-
 def choose_ffn(
     b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str, ffn: str | int
 ) -> tuple[tuple[str, ...], str]:
     """The second half of a layer with the feed-forward part `ffn`, a number or the name of an input."""
-    if not has_several_ffns(weights, prefix):
+    if f"{prefix}.ffn.up.weight" in weights:
         return ffn_block(b, config, weights, prefix, hidden)
 
     def block(number: int) -> tuple[tuple[str, ...], str]:
@@ -108,16 +122,7 @@ def choose_ffn(
 
     if isinstance(ffn, int):
         return block(ffn)
-    number = ffn
-
-    def search(low: int, high: int) -> str:  # one session, with the weights of attention once
-        if high - low == 1:
-            return block(low)[1]
-        middle = (low + high) // 2
-        is_below = b.node("Less", number, b.constant(middle, np.int64))
-        return b.choose(is_below, lambda: search(low, middle), lambda: search(middle, high))
-
-    return (), search(0, config.ffns_per_group)
+    return (), b.select(ffn, lambda number: block(number)[1], config.ffns_per_group)
 
 
 def input_norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str) -> str:

@@ -87,6 +87,18 @@ class Builder:
             self.nodes = outer
         return self.node("If", flag, then_branch=branches[0], else_branch=branches[1])
 
+    def select(self, number: str, make: Callable[[int], str], end: int, start: int = 0) -> str:
+        """The computation `make(number)`, for a number of the graph from `start` to below `end`, found by halves."""
+        if end - start == 1:
+            return make(start)
+        middle = (start + end) // 2
+        is_below = self.node("Less", number, self.constant(middle, np.int64))
+        return self.choose(
+            is_below,
+            lambda: self.select(number, make, middle, start),
+            lambda: self.select(number, make, end, middle),
+        )
+
     def constant(self, value: ArrayLike, dtype: DTypeLike) -> str:
         """A small array inside the graph."""
         array = np.asarray(value, dtype)
