@@ -10,6 +10,8 @@ Each line of OUT is one run. Runs that are there are skipped, so the same comman
     preset      what `albertkit finetune` does without options, with all examples, and with two more seeds at these sizes
     recipes:1   all examples, or 8,000, with each recipe of `recipes.py` and seed 1
     collapse    30 times the learning rate, at 1,000 examples
+    few         recipes with few examples, mixed with whole sets
+    muon        `settings` with Muon only, and all examples
     promises    900 sentences of CoNLL-2003, 800 of ATIS, 60 dialogues of WoZ 2.0, three seeds
 
 The first 200 examples of dev choose the epoch, the next 1,000 are measured. In the plans recipes and promises, a tenth of
@@ -59,7 +61,9 @@ NAMES = ("sst-2", "cola", "mrpc", "rte", "sts-b", "conll2003", "atis", "snips", 
 
 SIZES = (100, 300, 1000, 3000)
 SEEDS = 3
-WOZ_60 = 265  # turns of the first 60 dialogues
+FEW = (("conll2003", 900), ("atis", 800), ("woz2", 265))  # 265 turns: the first 60 dialogues
+FEW_RECIPES = list(RECIPES)
+RECIPE_FIRST = ("cola", "rte", "mrpc", "conll2003", "cluener", "afqmc")
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,15 @@ def plan(name: str, only: Sequence[str]) -> list[Run]:
         ]
     if name == "collapse":
         return [Run(data, 1000, learning_rate=RATE_X30) for data in names]
+    if name == "muon":  # the curves again, with the optimizer that is the preset now
+        return [Run(data, size, recipe="muon 2e-4") for size in (1000, 100, 300, 3000, 0) for data in names]
+    if name == "few":
+        first = [Run(data, size, recipe=r, epochs=epochs, measures_all=True, from_start=True)
+                 for epochs in (None, 3.0) for r in FEW_RECIPES for data, size in FEW]  # fmt: skip
+        return [run for pair in itertools.zip_longest(first, plan("recipes", RECIPE_FIRST)) for run in pair if run]
     runs = []
     for seed, epochs in itertools.product(range(SEEDS), (3.0, None)):
-        runs += [
-            Run(data, size, seed=seed, epochs=epochs, measures_all=True, from_start=True)
-            for data, size in (("conll2003", 900), ("atis", 800), ("woz2", WOZ_60))
-        ]
+        runs += [Run(data, size, seed=seed, epochs=epochs, measures_all=True, from_start=True) for data, size in FEW]
     return runs
 
 
@@ -123,7 +130,9 @@ def finetune(run: Run, parts: dict[str, list[Any]], device: str) -> dict[str, An
         builtin.resolve("small-zh-pretrained") if chosen.chinese else usual(chosen, train, FinetuneSettings(**given))
     )
     model = open_model(start)
-    rate = run.learning_rate or recipe.rate_factor * preset_learning_rate(model.config)
+    rate = run.learning_rate
+    if rate is None and run.recipe:
+        rate = recipe.rate_factor * preset_learning_rate(model.config)
     settings = FinetuneSettings(
         epochs=epochs, batch_size=run.batch_size, learning_rate=rate, restarts=0, seed=run.seed, device=device, **given
     )

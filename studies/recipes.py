@@ -24,7 +24,7 @@ from albertkit.train.task_heads import LOSSES, distill_loss
 class Recipe:
     """What differs from the preset."""
 
-    finetune: dict[str, Any] = field(default_factory=dict)  # settings of fine-tuning
+    finetune: dict[str, Any] = field(default_factory=dict)  # settings of fine-tuning, such as the optimizer
     loop: dict[str, Any] = field(default_factory=dict)  # settings of the loop
     rate_factor: float = 1.0  # of the learning rate
     smoothing: float = 0.0  # of labels
@@ -106,17 +106,23 @@ class AveragedRun(loop.TrainingRun):
             self.current = None
 
 
+ADAMW = {"optimizer": "adamw"}
+MUON = {"optimizer": "muon"}
 RECIPES = {
-    "preset": Recipe(),
-    "dropout 0.1": Recipe({"dropout": 0.1}),
-    "R-Drop": Recipe({"dropout": 0.1}, rdrop=1.0),
-    "average 0.998": Recipe(average=0.998),
-    "smoothing 0.1": Recipe(smoothing=0.1),
-    "rate × 0.5": Recipe(rate_factor=0.5),
-    "rate × 2": Recipe(rate_factor=2.0),
-    "warm-up 0.3": Recipe(loop={"warmup_ratio": 0.3}),
-    "layer decay 0.8": Recipe({"layer_decay": 0.8}),
-    "frozen embeddings": Recipe(freezes_embeddings=True),
-    "muon 2e-4": Recipe(loop={"optimizer": "muon"}, rate_factor=2.0),
-    "weight decay 0.1": Recipe(loop={"weight_decay": 0.1}),
+    "muon 2e-4": Recipe(MUON, rate_factor=2.0),
+    "adamw": Recipe(ADAMW),
+    "muon 1e-4": Recipe(MUON),
+    "muon 3e-4": Recipe(MUON, rate_factor=3.0),
+    "muon 5e-4": Recipe(MUON, rate_factor=5.0),
+    "adamw, rate × 0.5": Recipe(ADAMW, rate_factor=0.5),
+    "adamw, rate × 2": Recipe(ADAMW, rate_factor=2.0),
+    "adamw, warm-up 0.3": Recipe(ADAMW, {"warmup_ratio": 0.3}),
+    "adamw, average 0.998": Recipe(ADAMW, average=0.998),
+    "adamw, frozen embeddings": Recipe(ADAMW, freezes_embeddings=True),
+    "adamw, dropout 0.1": Recipe({**ADAMW, "dropout": 0.1}),
+    "muon 2e-4, average 0.998": Recipe(MUON, rate_factor=2.0, average=0.998),
+    "muon 2e-4, smoothing 0.1": Recipe(MUON, rate_factor=2.0, smoothing=0.1),
+    "muon 2e-4, layer decay 0.8": Recipe({**MUON, "layer_decay": 0.8}, rate_factor=2.0),
+    "muon 2e-4, R-Drop": Recipe({**MUON, "dropout": 0.1}, rate_factor=2.0, rdrop=1.0),
 }
+"""The factors are of AdamW's learning rate, 1e-4 for the built-in models."""

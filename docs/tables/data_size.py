@@ -1,4 +1,4 @@
-"""Tables of results/data-size.md: learning curves, and the presets beside the best measured settings."""
+"""Tables of results/data-size.md: learning curves, the presets beside the best measured settings, and recipes."""
 
 from __future__ import annotations
 
@@ -84,6 +84,29 @@ def all_settings() -> str:
     return table(("data and examples", *heads), rows)
 
 
+def recipes() -> str:
+    """Recipes down, data sets across: the mean of all runs, with the lowest and the highest score if they differ."""
+    found: dict[tuple[str, float | None], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in (FOLDERS[0] / "recipes.jsonl").read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
+        column = f"{TITLES[row['data']]}, {row['size'] or 'all'}" if row["from_start"] or row["size"] else TITLES[row["data"]]  # fmt: skip
+        found[row["recipe"], row["epochs"]][column].append(row["metrics"][SETS[row["data"]][1]])
+    columns = list(dict.fromkeys(column for scores in found.values() for column in scores))
+    columns.sort(key=lambda column: ", " not in column)  # few examples first
+    rows = []
+    for (recipe, epochs), scores in sorted(found.items(), key=lambda one: (one[0][1] or 0, one[0][0])):
+        cells = (spread(scores[column]) if column in scores else "–" for column in columns)
+        rows.append((recipe + (f", {epochs:g} epochs" if epochs else ""), *cells))
+    return table(("recipe", *columns), rows)
+
+
+def spread(values: list[float]) -> str:
+    """The mean, and the range of several runs."""
+    shown = percent(sum(values) / len(values))
+    return f"{shown} ({percent(min(values))} to {percent(max(values))})" if len(values) > 1 else shown
+
+
 TABLES = {
     "data-size": by_size, "data-size-presets": presets, "data-size-share": share_of_best, "data-size-all": all_settings,
+    "data-size-recipes": recipes,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Example
 from albertkit.tasks.task import lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
-from albertkit.train.presets import Schedule, preset_learning_rate, preset_schedule
+from albertkit.train.presets import Schedule, preset_learning_rate, preset_optimizer, preset_schedule
 from albertkit.train.run_lock import lock_run
 from albertkit.train.run_settings import begin_run, check_output, write_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
@@ -158,7 +158,9 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     from albertkit.train.collapse import find_failure
     from albertkit.train.loop import train
 
-    settings, preset_rate = job.settings, preset_learning_rate(job.model.config)
+    optimizer = _optimizer(job)
+    settings = dataclasses.replace(job.settings, optimizer=optimizer)
+    preset_rate = preset_learning_rate(job.model.config, optimizer)
     task = _build_training_task(job, loop_settings(settings, 1, preset_rate, seed))
     task.check_metric()
     schedule = _schedule(job, len(task.features))
@@ -175,7 +177,10 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
             f"{folder} is at step {done:,}, and these settings end at step {steps:,}. Pass more --epochs, or "
             "--overwrite to start again."
         )
-    log(f"{steps:,} steps of {schedule.batch_size} examples ({schedule.epochs:.3g} epochs), learning rate {rate:g}")
+    log(
+        f"{steps:,} steps of {schedule.batch_size} examples ({schedule.epochs:.3g} epochs), {optimizer}, "
+        f"learning rate {rate:g}"
+    )
     result = train(task, task.settings, folder, resume=True, log=log, progress_bar=settings.progress_bar)
     dev = hashlib.sha256(repr([(f.ids, f.target) for f in task.dev_features]).encode()).hexdigest()[:16]
     failure = find_failure(task, folder, preset_rate) if result.model is not None else None
@@ -186,8 +191,15 @@ def _schedule(job: FinetuneJob, examples: int) -> Schedule:
     """Batch size, epochs and learning rate: those that were passed, and presets."""
     settings, is_single = job.settings, getattr(job.task, "kind", None) == "single"
     passed = {name: getattr(settings, name) for name in ("epochs", "batch_size", "learning_rate")}
-    classes = len(job.task.labels) if is_single else 0
-    return preset_schedule(getattr(job.task, "name", ""), examples, job.model.config, classes=classes, **passed)
+    passed |= {"classes": len(job.task.labels) if is_single else 0, "optimizer": _optimizer(job)}
+    return preset_schedule(getattr(job.task, "name", ""), examples, job.model.config, **passed)
+
+
+def _optimizer(job: FinetuneJob) -> str:
+    """The optimizer that was passed, or the preset, which was not measured for training of every depth."""
+    if job.settings.optimizer is None and job.settings.elastic:
+        return "adamw"
+    return job.settings.optimizer or preset_optimizer(getattr(job.task, "name", ""), job.model.config)
 
 
 def _evaluations(settings: FinetuneSettings, epochs: float) -> int:
@@ -219,6 +231,7 @@ def loop_settings(
         steps=steps,
         batch_size=settings.batch_size or 32,
         micro_batch_size=settings.micro_batch_size,
+        optimizer=settings.optimizer or "adamw",
         learning_rate=learning_rate,
         warmup_ratio=0.1,
         seed=seed,

@@ -1,8 +1,9 @@
-"""Presets of fine-tuning: batch size, epochs and learning rate, from the task, the number of examples and the model.
+"""Presets of fine-tuning: optimizer, batch size, epochs and learning rate, from task, number of examples and model.
 
 In: what is known before training. Out: a `Schedule`, which `finetune.py` passes to the loop. Training needs a number
 of steps, not of epochs: the numbers below come from learning curves of 13 data sets with 100 to 3,000 examples
-(docs/results/data-size.md). Answers, choices, vectors and generation were not among them.
+(docs/results/data-size.md). Answers, choices, vectors and generation were not among them. The optimizer comes from
+the recipes on the same page.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ FEW_EXAMPLES = 500
 FEW_SENTENCES = 2_000  # entities, and intents with slots: every word is an example
 FEW_PER_CLASS = 5
 MIN_BATCH = 4
+MUON_TASKS = ("classify", "tag", "intent", "dialogue")
+MUON_WIDTH = 512
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ def preset_schedule(
     config: AlbertConfig,
     *,
     classes: int = 0,
+    optimizer: str = "adamw",
     epochs: float | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
@@ -52,7 +56,7 @@ def preset_schedule(
     if epochs is None:
         steps = max(steps // 2, steps * batch // batch_size) if batch_size > batch else steps
         epochs = max(preset_epochs(examples), steps / -(-examples // batch_size))
-    return Schedule(batch_size, epochs, learning_rate or preset_learning_rate(config))
+    return Schedule(batch_size, epochs, learning_rate or preset_learning_rate(config, optimizer))
 
 
 def preset_steps(task: str, examples: int, classes: int = 0) -> tuple[int, int]:
@@ -71,8 +75,15 @@ def _fitting_batch(size: float, most: int) -> int:
     return min(most, max(MIN_BATCH, 2 ** round(math.log2(max(size, 1.0)))))
 
 
-def preset_learning_rate(config: AlbertConfig) -> float:
+def preset_optimizer(task: str, config: AlbertConfig) -> str:
+    """Muon for the tasks and widths at which it was measured, otherwise AdamW."""
+    return "muon" if task in MUON_TASKS and config.hidden_size <= MUON_WIDTH else "adamw"
+
+
+def preset_learning_rate(config: AlbertConfig, optimizer: str = "adamw") -> float:
     """The learning rate for a width: wide shared layers collapse at the learning rates of narrow ones."""
+    if optimizer == "muon" and config.hidden_size <= MUON_WIDTH:
+        return 2e-4
     for width, rate in ((320, 2e-4), (512, 1e-4), (800, 3e-5), (1100, 2e-5)):
         if config.hidden_size <= width:
             return rate

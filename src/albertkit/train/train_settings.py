@@ -163,7 +163,10 @@ class FinetuneSettings:
         None, "Examples per training step [default: 4 to 32, by the task, the number of examples and --epochs]."
     )
     micro_batch_size: int | None = setting(None, "Examples per forward pass, if a batch does not fit into memory.")
-    learning_rate: float | None = setting(None, "Peak learning rate [default: by the size of the model].")
+    optimizer: str | None = setting(
+        None, "adamw or muon [default: muon for texts, tags, intents and dialogues with models up to 512 wide]."
+    )
+    learning_rate: float | None = setting(None, "Peak learning rate [default: by optimizer and size of the model].")
     dropout: float | None = setting(None, "Dropout inside the layers [default: from the model's config].")
     max_length: int = setting(128, "Longest input in tokens; longer texts are truncated, or read in windows.")
     metric: str | None = setting(None, "The metric that selects the best checkpoint [default: the task's first].")
@@ -196,6 +199,8 @@ class FinetuneSettings:
         check_numbers(self, "0 or above", "restarts")
         check_numbers(self, "0 or above, and below 1", "dropout")
         check_layer_decay(self.layer_decay)
+        if self.optimizer is not None:
+            check_choice("optimizer", self.optimizer, ("adamw", "muon"))
         if self.resume and self.overwrite:
             raise AlbertkitError("resume and overwrite exclude each other. Pass one of them.")
         if not self.shortest_input <= self.max_length <= 1_000_000:
