@@ -1,4 +1,4 @@
-"""Stage 2 of small-zh: sentence vectors from two teachers, at depths 3, 6, 9, 12 and widths 64 to 384.
+"""Stage 2 of small-zh: sentence vectors from two teachers, at several depths and widths 64 to 384.
 
     python studies/small-zh/distill.py SHARDS -o RUN --model small-zh --minutes 20
         --teacher m3e=TEACHERS/m3e --teacher use=TEACHERS/use [--weights 1,1] [--tatoeba cmn.txt] [--data DATA]
@@ -6,7 +6,8 @@
 SHARDS is a corpus folder, a teacher a folder of `teachers.py`, cmn.txt the sentence pairs of Tatoeba. The command
 draws texts (`texts.py`), computes the teachers' vectors once and trains; rerun it to resume. RUN/texts has the texts,
 their targets and `mixture.npz`: how the vectors of the teachers become targets. To train a model of this file further
-in another folder, pass that file as --mixture, so that the targets stay the same. Pass --deadline instead of --minutes
+in another folder, pass that file as --mixture, so that the targets stay the same; with --search-mixture the best of
+`MIXTURES` is chosen and rotated onto the targets of that file. Pass --deadline instead of --minutes
 to end at a time of day, also after a resume.
 
 Every evaluation uses held-out sentences: `cosine_12` is the cosine with the target at depth 12, `m3e_12` the
@@ -37,7 +38,6 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)]
 
-from compiled import compile_layers  # noqa: E402
 from evaluate import named, tasks  # noqa: E402
 from teachers import WIDTH, open_teacher, open_tokenizer, tokenize  # noqa: E402
 from texts import CHUNK, MAX_TOKENS, TextCounts, TextDecoder, draw_texts, held_out_sentences, read_excluded  # noqa: E402
@@ -365,7 +365,6 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--evaluations", type=int, default=12)
-    parser.add_argument("--compile", action="store_true", help="compile layers without their attention (compiled.py)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only-texts", action="store_true", help="draw the texts, which needs no GPU and no teacher")
@@ -397,8 +396,6 @@ def main() -> None:
     if not saved_steps(args.output):
         task.objective.to(device).eval()
         log("before the training:", ", ".join(f"{name} {score:.2f}" for name, score in task.measure().items()))
-    if args.compile:
-        compile_layers(task.model)
     if args.deadline:
         settings = dataclasses.replace(settings, minutes=minutes_until(args.deadline, args.output))
     result = train(task, settings, args.output, resume=True, log=log)
