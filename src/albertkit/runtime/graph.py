@@ -31,9 +31,8 @@ LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh":
 def layer_graph(config: AlbertConfig, weights: Weights, prefixes: Sequence[str], max_level: int) -> Graph:
     """One of some layers: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With the option `window` there is an input `local` (`layer_feed`). With several layers an input `layer` chooses one,
-    and with several feed-forward parts an input `ffn` (`weight_choice`). One session for all layers is faster than one
-    for each, whose threads compete.
+    With the option `window` there is an input `local` (`layer_feed`), with several layers or feed-forward parts `layer`
+    and `ffn` (`weight_choice`). One session for all layers is faster than one for each, whose threads compete.
     """
     b, (hidden, lengths, local) = layer_inputs(config, max_level)
     number = b.input("layer", TensorProto.INT64, []) if len(prefixes) > 1 else ""
