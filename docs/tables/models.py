@@ -115,7 +115,21 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def shared_space() -> str:
+    """Recall of translations and STS-B in the shared space, by depth."""
+    found = json.loads((FOLDERS[0] / "shared-space.json").read_text(encoding="utf-8"))
+    rows = []
+    for depth in (3, 6, 12):
+        scores = found[f"depth {depth}"]
+        recalls = scores["recall@1 en→zh, zh→en, by width"]
+        sts = [f"{scores[name]['shared']:.1f} ({scores[name]['own']:.1f})" for name in ("small", "small-zh")]
+        rows.append((depth, *recalls["384"], *recalls["64"], *sts))
+    heads = ("English → Chinese", "Chinese → English")
+    return table(("depth", *heads, *(f"{head}, 64 numbers" for head in heads), "STS-B dev (own space)", "STS-B-zh dev (own space)"), rows)  # fmt: skip
+
+
 TABLES = {
+    "shared-space": shared_space,
     "models": overview, "model-vectors": vector_scores, "model-widths": widths, "model-speed": speed, "model-masks": masks,
     "small-zh-scores": chinese_scores,
     **{f"{name}-steps": lambda name=name: steps(name) for name in BUILTINS},

@@ -20,6 +20,7 @@ from albertkit.runtime.mask_filling import MaskPrediction
 from albertkit.search.cluster import Clusters, cluster
 from albertkit.search.index import Index
 from albertkit.search.index_records import SearchHit, SearchResult
+from albertkit.search.shared_space import SharedSpace
 from albertkit.serve.serve_settings import ServeSettings
 from albertkit.serve.server import serve
 from albertkit.tasks.answer import AnswerResult
@@ -52,9 +53,9 @@ __all__ = [
     "EvaluationResult", "ExitCalibration", "Explainer", "Explanation", "ExportResult", "ExportSettings",
     "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction", "MatchResult",
     "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample", "Record",
-    "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
-    "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning", "calibrate",
-    "cluster", "convert", "evaluate", "export", "finetune", "make_static_model", "open_model", "plan", "preset",
-    "prune", "quantize", "read_artifact", "serve", "shape_cost", "write_artifact",
+    "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "SharedSpace", "StaticModelResult", "TagResult",
+    "TaggedExample", "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning",
+    "calibrate", "cluster", "convert", "evaluate", "export", "finetune", "make_static_model", "open_model", "plan",
+    "preset", "prune", "quantize", "read_artifact", "serve", "shape_cost", "write_artifact",
 ]
 # fmt: on

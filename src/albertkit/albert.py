@@ -108,7 +108,8 @@ class Albert(RuntimeModel):
         pooling: mean, cls, pooler or max. layer: hidden state to pool (0 for the embeddings, -1 for the last layer).
         depth: layers to apply. dim: keep only the first dimensions. normalize: scale vectors to length 1. long_texts:
         split, truncate or error, for texts longer than the model's maximum. prompt: prefix of each text, or the name
-        of one of the model's prompts. early_exit: see `embed_early_exit`.
+        of one of the model's prompts. space: "shared" gives English (`small`) and Chinese (`small-zh`) vectors one
+        space (see `SharedSpace`). early_exit: see `embed_early_exit`.
 
         >>> Albert().embed(["a cat", "a dog"], dim=128).shape
         (2, 128)

@@ -45,7 +45,9 @@ def start(tmp_path_factory) -> Artifact:
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
     """How many animals: a model that pruning hurts."""
-    options = FinetuneSettings(epochs=6, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(
+        epochs=6, max_length=40, batch_size=16, optimizer="adamw", learning_rate=3e-3, device="cpu"
+    )
     data = texts(240, 0, "regression"), texts(60, 9, "regression")
     return tune.finetune_examples("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
 

@@ -30,9 +30,7 @@ class Storage(Protocol):
     is_local: bool
 
     def find(self, path: str) -> FileEntry | None: ...
-    def list_folder(
-        self, folder: str, recursive: bool = False
-    ) -> list[FileEntry]: ...  # sorted
+    def list_folder(self, folder: str, recursive: bool = False) -> list[FileEntry]: ...  # sorted
     def create_folder(self, path: str) -> None: ...  # and its parents
     def open_input(self, path: str) -> IO[bytes]: ...
     def open_output(self, path: str) -> IO[bytes]: ...

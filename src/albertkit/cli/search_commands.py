@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 EMBED_BATCH = 512
 index_model_option = cli.option(
-    "-m", "--model", help="Model folder or name  [default: the index's model, or the built-in English model]"
+    "-m",
+    "--model",
+    help="Model folder or name; small-en-zh reads English and Chinese  [default: the index's model, or the built-in "
+    "English model]",
 )
 
 
@@ -190,12 +193,15 @@ def cluster(
 def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedder:
     """The model that computes the vectors: `model`, else the index's model, else the built-in model."""
     from albertkit.albert import Albert
+    from albertkit.search.shared_space import SHARED_SPACE, SharedSpace
 
     if index is not None:
         from albertkit.builtin import BUILTINS, MODELS
         from albertkit.search.index import Index
 
         with Index.open(index, None) as opened:
+            if model is None and opened.place == SHARED_SPACE:
+                return SharedSpace()
             place = MODELS / opened.place if opened.place in BUILTINS else Path(opened.place) if opened.place else None
             if model is None and place is not None and not place.exists():
                 raise AlbertkitError(
@@ -203,12 +209,15 @@ def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedd
                     "Name its folder with -m."
                 )
             model = model or place
-    return Albert(model)
+    return SharedSpace() if model == SHARED_SPACE else Albert(model)
 
 
 def model_place(model: str | None) -> str:
     """The place of the model that is stored in an index: an absolute path, or the name of a built-in model."""
     from albertkit.builtin import MODELS, resolve
+    from albertkit.search.shared_space import SHARED_SPACE
 
+    if model == SHARED_SPACE:
+        return model
     folder = resolve(model)
     return folder.name if folder.parent == MODELS else str(folder.absolute())

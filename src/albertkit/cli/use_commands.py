@@ -46,6 +46,12 @@ bulk_output_option = cli.path_option("-o", "--output", help="With --engine: outp
 @cli.option("--prompt", help="Prefix of each text: a text, or the name of one of the model's prompts.")
 @cli.option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
 @cli.option("--normalize/--no-normalize", default=None, help="Scale vectors to length 1  [default: the model's]")
+@cli.option(
+    "--space",
+    type=click.Choice(["own", "shared"]),
+    default="own",
+    help="shared: one space for the English and Chinese vectors of small and small-zh.",
+)
 @cli.force_option
 @cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 for the embeddings, -1 for the last layer.")
 @cli.advanced_option(
@@ -105,7 +111,17 @@ def embed_tokens(
     from albertkit.vector_writer import open_token_writer, token_json
 
     context = click.get_current_context()
-    for name in ("pooling", "dim", "prompt", "normalize", "long_texts", "early_exit", "engine", *cli.BULK_OPTIONS):
+    for name in (
+        "pooling",
+        "dim",
+        "prompt",
+        "normalize",
+        "space",
+        "long_texts",
+        "early_exit",
+        "engine",
+        *cli.BULK_OPTIONS,
+    ):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise AlbertkitError(
                 f"--{name.replace('_', '-')} is not available with --tokens, which writes hidden states unchanged. "

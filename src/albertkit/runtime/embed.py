@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -21,6 +21,7 @@ from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.runtime.shared_map import SPACES, SharedMap, shared_map
 from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class EmbedKeywords(TypedDict, total=False):
     """How to treat texts longer than the position table: split (default), truncate or error."""
     prompt: str | None
     """A prefix of each text, or the name of one of the model's prompts."""
+    space: str
+    """own (default), or shared: the space of English and Chinese vectors, for `small` and `small-zh`."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class EmbedOptions:
     dim: int | None
     normalize: bool
     prompt: str
+    space: str = "own"
+    shared: SharedMap | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,10 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
     normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.metadata.prompts
     check_choice("pooling", pooling, POOLINGS)
     check_choice("long_texts", long_texts, LONG_TEXTS)
+    space = keywords.get("space", "own")
+    check_choice("space", space, SPACES)
+    if space == "shared" and (pooling != "mean" or layer is not None):
+        raise AlbertkitError("space='shared' is for the model's own vectors: mean pooling, no layer. Omit the others.")
     if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= model.dim):
         raise AlbertkitError(f"dim={dim} is not available: this model has 1 to {model.dim} dimensions.")
     if model.config.options.static and pooling != "mean":
@@ -129,6 +138,8 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
         dim,
         model.metadata.normalize if normalize is None else normalize,
         prompts.get("default", "") if prompt is None else prompts.get(prompt, prompt),
+        space,
+        shared_map(model.name.partition("-")[0]) if space == "shared" else None,
     )
 
 
@@ -203,6 +214,8 @@ def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOp
     if len(windows.counts) < len(vectors):
         lengths = windows.lengths
         vectors = np.stack([window_mean(vectors, lengths, own, options.pooling) for own in windows.by_text])
+    if options.shared is not None:
+        vectors = options.shared.apply(unit_length(vectors))
     cut = vectors[:, : options.dim]
     found = unit_length(cut) if options.normalize else cut
     check_finite("vectors", found)

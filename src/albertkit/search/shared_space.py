@@ -1,0 +1,63 @@
+"""`SharedSpace`: English and Chinese texts as vectors of one space, for an index or a classifier with both languages.
+
+In: texts. Out: vectors, each from the built-in model of its language, moved to the shared space
+(`runtime/shared_map.py`). It is an `Embedder` of `index.py`; the command line calls it `small-en-zh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from albertkit.albert import Albert
+from albertkit.builtin import DEFAULT, language_model
+from albertkit.runtime.embed import list_texts
+
+SHARED_SPACE = "small-en-zh"
+
+
+class SharedSpace:
+    """English and Chinese texts in one space: a query finds texts of both languages.
+
+    depth: number of layers to apply. threads: CPU threads. Each model is opened when its first text comes.
+
+    >>> from albertkit import SharedSpace
+    >>> space = SharedSpace()
+    >>> vectors = space.embed(["Where is the station?", "车站在哪里？", "我喜欢吃苹果。"])
+    >>> bool(vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2])
+    True
+    """
+
+    dim = 384
+
+    def __init__(self, *, depth: int | None = None, threads: int | None = None) -> None:
+        self.depth, self.threads = depth, threads
+        self._models: dict[str, Albert] = {}
+
+    @property
+    def name(self) -> str:
+        """Identifies both models and what changes a vector."""
+        return "+".join([SHARED_SPACE, *(self._model(name).name for name in (DEFAULT, "small-zh"))])
+
+    def embed(self, texts: str | Iterable[str]) -> np.ndarray:
+        """Vectors of length 1: (384,) for one text, (texts, 384) for several."""
+        if isinstance(texts, str):
+            return np.asarray(self.embed([texts])[0])
+        listed = list_texts(texts)
+        languages = np.array([language_model(text) or DEFAULT for text in listed])
+        vectors = np.zeros((len(listed), self.dim), np.float32)
+        for language in dict.fromkeys(languages.tolist()):
+            places = np.flatnonzero(languages == language)
+            vectors[places] = self._model(language).embed([listed[i] for i in places], space="shared")
+        return vectors
+
+    def similarity(self, first: str, second: str) -> float:
+        """The cosine of two texts, in the same language or not."""
+        one, other = self.embed([first, second])
+        return float(one @ other)
+
+    def _model(self, name: str) -> Albert:
+        if name not in self._models:
+            self._models[name] = Albert(name, depth=self.depth, threads=self.threads)
+        return self._models[name]
