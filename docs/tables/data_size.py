@@ -84,20 +84,21 @@ def all_settings() -> str:
     return table(("data and examples", *heads), rows)
 
 
+RECIPES = ("adamw", "adamw, rate × 0.5", "adamw, rate × 2", "adamw, dropout 0.1", "muon 1e-4", "muon 2e-4", "muon 3e-4")
+
+
 def recipes() -> str:
-    """Recipes down, data sets across: the mean of all runs, with the lowest and the highest score if they differ."""
-    found: dict[tuple[str, float | None], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Data sets down, recipes across: the mean of all runs, with the lowest and the highest score if they differ."""
+    found: dict[tuple[str, int, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in (FOLDERS[0] / "recipes.jsonl").read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = json.loads(line)
-        column = f"{TITLES[row['data']]}, {row['size'] or 'all'}" if row["from_start"] or row["size"] else TITLES[row["data"]]  # fmt: skip
-        found[row["recipe"], row["epochs"]][column].append(row["metrics"][SETS[row["data"]][1]])
-    columns = list(dict.fromkeys(column for scores in found.values() for column in scores))
-    columns.sort(key=lambda column: ", " not in column)  # few examples first
+        key = row["data"], row["size"], row["epochs"] or 0
+        found[key][row["recipe"]].append(row["metrics"][SETS[row["data"]][1]])
     rows = []
-    for (recipe, epochs), scores in sorted(found.items(), key=lambda one: (one[0][1] or 0, one[0][0])):
-        cells = (spread(scores[column]) if column in scores else "–" for column in columns)
-        rows.append((recipe + (f", {epochs:g} epochs" if epochs else ""), *cells))
-    return table(("recipe", *columns), rows)
+    for (name, size, epochs), scores in sorted(found.items(), key=lambda one: (not one[0][1], one[0])):
+        title = TITLES[name] + (f", {size:,}" if size else "") + (f", {epochs:g} epochs" if epochs else "")
+        rows.append((title, *(spread(scores[recipe]) if recipe in scores else "–" for recipe in RECIPES)))
+    return table(("data", *RECIPES), rows)
 
 
 def spread(values: list[float]) -> str:

@@ -29,6 +29,7 @@ PRETRAINED = {DEFAULT: "small-pretrained", "small-zh": "small-zh-pretrained"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 KANA = re.compile(r"[\u3040-\u30ff]")  # Japanese texts contain Chinese characters too
 LATIN = re.compile("[A-Za-z]")
+LATIN_WORD = re.compile("[A-Za-z]+")
 
 
 def base_models(examples: Sequence[object]) -> tuple[str, str]:

@@ -297,6 +297,10 @@ def test_each_option_has_its_document_formula_cost_and_test():
             assert section.count(f"\n**{word}:** ") == 1, (section.split("\n")[0], word)
         assert re.search(r"\*\*Test:\*\* `tests/[\w/]+\.py::\w+`", section)
     named = {name for section in sections for name in re.findall(r"`(\w+)", section.split("\n")[0])}
+    blocks = [part for part in text.split("\n### ") if "\n**Formula:** " in part and part not in sections]
+    for block in blocks:  # options that no document describes
+        assert "\n**Cost:** " in block and re.search(r"\*\*Test:\*\* `tests/[\w/]+\.py::\w+`", block)
+        named |= set(re.findall(r"`(\w+)`", block.split("\n")[0]))
     rest = re.findall(r"^\| `(\w+)` \(option\) \|.*`tests/[\w/.]+::\w+` \|$", text, re.M)
     others = {"brightmart_layout", "head_size", "static"}  # of other files and verbs, not of the documents
     assert named | set(rest) == {field.name for field in dataclasses.fields(Options)} - others

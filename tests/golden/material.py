@@ -350,6 +350,6 @@ def finetuned(kind: str) -> tuple[Path, tuple[float, ...]]:
     with losses() as seen:
         albertkit(
             "finetune", task, labelled(kind), "--dev", labelled(kind, 16, 9), "-o", out, "--model", tiny_model(),
-            "--restarts", 0, *TRAINING, *more,
+            "--restarts", 0, "--optimizer", "adamw", *TRAINING, *more,
         )  # fmt: skip
     return out / "model", tuple(seen)

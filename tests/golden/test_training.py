@@ -40,7 +40,21 @@ def pretrained(*more: Any) -> Callable[[Path], Path]:
 def tuned(*more: Any, kind: str = "single") -> Callable[[Path], Path]:
     def run(out: Path) -> Path:
         files = (labelled(kind), "--dev", labelled(kind, 16, 9))
-        albertkit("finetune", "classify", *files, "-o", out, "--model", tiny_model(), "--restarts", 0, *TRAINING, *more)
+        albertkit(
+            "finetune",
+            "classify",
+            *files,
+            "-o",
+            out,
+            "--model",
+            tiny_model(),
+            "--restarts",
+            0,
+            "--optimizer",
+            "adamw",
+            *TRAINING,
+            *more,
+        )
         return out / "model"
 
     return run

@@ -46,6 +46,12 @@ def test_each_text_has_the_vector_of_the_model_of_its_language(space):
     assert np.array_equal(space.embed("a cat"), found[0]) and space.embed([]).shape == (0, 384)
 
 
+def test_most_of_a_text_decides_its_model(space):
+    plain, mixed = space.embed(["My order arrived damaged today", "My order 订单 arrived damaged today"])
+    assert plain @ mixed > 0.7
+    assert np.array_equal(space.embed("我的 iPhone 坏了"), Albert("small-zh").embed("我的 iPhone 坏了", space="shared"))
+
+
 def test_the_map_of_chinese_vectors_is_a_rotation_of_centred_vectors():
     english, chinese = read_shared_maps().values()
     assert english.rotation is None and chinese.rotation is not None

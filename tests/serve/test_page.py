@@ -33,7 +33,9 @@ def models(tmp_path_factory) -> Path:
     """A folder with models that were fine-tuned on a few hundred made-up sentences about animals and trees."""
     place = tmp_path_factory.mktemp("tuned")
     start = lessons.start.__wrapped__(tmp_path_factory)
-    options = lessons.FinetuneSettings(epochs=4, batch_size=16, learning_rate=5e-3, max_length=40, device="cpu")
+    options = lessons.FinetuneSettings(
+        epochs=4, batch_size=16, optimizer="adamw", learning_rate=5e-3, max_length=40, device="cpu"
+    )
     for name, task, examples in (("topics", "classify", lessons.texts), ("names", "tag", lessons.tagged), ("reader", "answer", lessons.questions)):  # fmt: skip
         lessons.tune.finetune_examples(task, examples(160), examples(40, 9), place / name, start, options)
     return place

@@ -4,6 +4,7 @@ says.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -393,3 +394,18 @@ def test_what_is_held_out_when_nothing_is_said():
     train, dev = split_examples(turns)
     assert len(train) + len(dev) == 80 and not {t.dialogue for t in train} & {t.dialogue for t in dev} and dev
     assert [len(part) for part in split_examples(texts(50))] == [45, 5]
+
+
+def test_a_run_that_was_begun_with_adamw_resumes_with_it(start, tmp_path):
+    """As runs from before Muon was the preset: nothing says which optimizer was meant."""
+    options = FinetuneSettings(epochs=2, batch_size=16, learning_rate=3e-3, max_length=40, device="cpu")
+    lines: list[str] = []
+    for optimizer in ("adamw", None):
+        chosen = dataclasses.replace(options, optimizer=optimizer, resume=optimizer is None)
+        tune.finetune_examples("classify", texts(64), texts(20, 9), tmp_path, start, chosen, lines.append)
+    assert sum("adamw" in line and "steps of" in line for line in lines) == 2
+
+
+def test_frozen_heads_have_no_optimizer():
+    with pytest.raises(AlbertkitError, match="optimizer='adamw' is not available: a head on frozen vectors"):
+        FinetuneSettings(freeze=True, optimizer="adamw")

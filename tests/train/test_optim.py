@@ -287,3 +287,11 @@ def test_goals_are_checked():
     ]:
         with pytest.raises(AlbertkitError, match=text):
             PretrainSettings(**given_)
+
+
+def test_muon_trains_every_parameter_of_a_convolution_too():
+    layers = torch.nn.ModuleDict({"groups": torch.nn.ModuleList([torch.nn.Linear(4, 4)])})
+    model = torch.nn.ModuleDict({"encoder": layers, "head": torch.nn.Conv1d(4, 4, 3)})
+    optimizers = build_optimizers(model, TrainSettings(steps=1, optimizer="muon"))
+    owned = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(owned) == sorted(id(p) for p in model.parameters())

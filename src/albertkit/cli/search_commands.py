@@ -200,7 +200,7 @@ def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedd
         from albertkit.search.index import Index
 
         with Index.open(index, None) as opened:
-            if model is None and opened.place == SHARED_SPACE:
+            if model is None and opened.model.startswith(f"{SHARED_SPACE}+"):
                 return SharedSpace()
             place = MODELS / opened.place if opened.place in BUILTINS else Path(opened.place) if opened.place else None
             if model is None and place is not None and not place.exists():
@@ -209,15 +209,21 @@ def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedd
                     "Name its folder with -m."
                 )
             model = model or place
-    return SharedSpace() if model == SHARED_SPACE else Albert(model)
+    return SharedSpace() if is_shared_space(model) else Albert(model)
+
+
+def is_shared_space(model: str | Path | None) -> bool:
+    """Whether both built-in models are meant; an existing folder of this name goes first."""
+    from albertkit.search.shared_space import SHARED_SPACE
+
+    return model == SHARED_SPACE and not Path(SHARED_SPACE).exists()
 
 
 def model_place(model: str | None) -> str:
     """The place of the model that is stored in an index: an absolute path, or the name of a built-in model."""
     from albertkit.builtin import MODELS, resolve
-    from albertkit.search.shared_space import SHARED_SPACE
 
-    if model == SHARED_SPACE:
-        return model
+    if is_shared_space(model):
+        return str(model)
     folder = resolve(model)
     return folder.name if folder.parent == MODELS else str(folder.absolute())

@@ -49,8 +49,7 @@ bulk_output_option = cli.path_option("-o", "--output", help="With --engine: outp
 @cli.option(
     "--space",
     type=click.Choice(["own", "shared"]),
-    default="own",
-    help="shared: one space for the English and Chinese vectors of small and small-zh.",
+    help="shared: one space for the English and Chinese vectors of small and small-zh  [default: own]",
 )
 @cli.force_option
 @cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 for the embeddings, -1 for the last layer.")

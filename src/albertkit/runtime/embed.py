@@ -54,7 +54,7 @@ class EmbedKeywords(TypedDict, total=False):
     """How to treat texts longer than the position table: split (default), truncate or error."""
     prompt: str | None
     """A prefix of each text, or the name of one of the model's prompts."""
-    space: str
+    space: str | None
     """own (default), or shared: the space of English and Chinese vectors, for `small` and `small-zh`."""
 
 
@@ -120,7 +120,7 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
     normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.metadata.prompts
     check_choice("pooling", pooling, POOLINGS)
     check_choice("long_texts", long_texts, LONG_TEXTS)
-    space = keywords.get("space", "own")
+    space = keywords.get("space") or "own"
     check_choice("space", space, SPACES)
     if space == "shared" and (pooling != "mean" or layer is not None):
         raise AlbertkitError("space='shared' is for the model's own vectors: mean pooling, no layer. Omit the others.")

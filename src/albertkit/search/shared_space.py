@@ -11,10 +11,23 @@ from collections.abc import Iterable
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.builtin import DEFAULT, language_model
+from albertkit.builtin import CHINESE, DEFAULT, LATIN_WORD, language_model
+from albertkit.file_io import digest
 from albertkit.runtime.embed import list_texts
+from albertkit.runtime.shared_map import FILE
 
 SHARED_SPACE = "small-en-zh"
+
+
+def model_for(text: str) -> str:
+    """The built-in model for most of a text: Chinese if it has at least as many Chinese characters as Latin words.
+
+    >>> model_for("my order 订单 arrived damaged"), model_for("我的 iPhone 坏了"), model_for("12")
+    ('small', 'small-zh', 'small')
+    """
+    if language_model(text) == "small-zh" and len(CHINESE.findall(text)) >= len(LATIN_WORD.findall(text)):
+        return "small-zh"
+    return DEFAULT
 
 
 class SharedSpace:
@@ -37,15 +50,16 @@ class SharedSpace:
 
     @property
     def name(self) -> str:
-        """Identifies both models and what changes a vector."""
-        return "+".join([SHARED_SPACE, *(self._model(name).name for name in (DEFAULT, "small-zh"))])
+        """Identifies the map, both models and what changes a vector."""
+        models = (self._model(name).name for name in (DEFAULT, "small-zh"))
+        return "+".join([SHARED_SPACE, digest(FILE)[:8], *models])
 
     def embed(self, texts: str | Iterable[str]) -> np.ndarray:
         """Vectors of length 1: (384,) for one text, (texts, 384) for several."""
         if isinstance(texts, str):
             return np.asarray(self.embed([texts])[0])
         listed = list_texts(texts)
-        languages = np.array([language_model(text) or DEFAULT for text in listed])
+        languages = np.array([model_for(text) for text in listed])
         vectors = np.zeros((len(listed), self.dim), np.float32)
         for language in dict.fromkeys(languages.tolist()):
             places = np.flatnonzero(languages == language)

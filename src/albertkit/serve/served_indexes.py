@@ -16,6 +16,7 @@ from pathlib import Path
 
 from albertkit.errors import AlbertkitError
 from albertkit.search.index import Index
+from albertkit.search.shared_space import SHARED_SPACE
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.served_models import ServedModel, ServedModels
 
@@ -44,6 +45,11 @@ class ServedIndexes:
         stamp = _stamp(path)
         index = Index.open(path, None)
         model = next((model for model in self.models if model.albert.name == index.model), None)
+        if model is None and index.model.startswith(f"{SHARED_SPACE}+"):
+            raise AlbertkitError(
+                f"{path} was built with {SHARED_SPACE}, whose two models the server does not combine yet. Search it "
+                "with albertkit search, or build an index with one model."
+            )
         if model is None:
             names = ", ".join(model.albert.name for model in self.models)
             index.close()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_json
 from albertkit.tasks.examples import Example
 from albertkit.tasks.task import lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
@@ -158,12 +159,12 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     from albertkit.train.collapse import find_failure
     from albertkit.train.loop import train
 
-    optimizer = _optimizer(job)
+    optimizer = _optimizer(job, job.output / "runs" / f"seed-{seed}")
     settings = dataclasses.replace(job.settings, optimizer=optimizer)
     preset_rate = preset_learning_rate(job.model.config, optimizer)
     task = _build_training_task(job, loop_settings(settings, 1, preset_rate, seed))
     task.check_metric()
-    schedule = _schedule(job, len(task.features))
+    schedule = _schedule(job, len(task.features), optimizer)
     rate, steps = schedule.learning_rate * rate_factor, schedule.steps(len(task.features))
     settings = dataclasses.replace(settings, batch_size=schedule.batch_size)
     task.settings = loop_settings(settings, steps, rate, seed, _evaluations(job.settings, schedule.epochs))
@@ -187,19 +188,25 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     return Start(task, result, failure, {"seed": seed, "rate": rate, "dev": dev})
 
 
-def _schedule(job: FinetuneJob, examples: int) -> Schedule:
+def _schedule(job: FinetuneJob, examples: int, optimizer: str) -> Schedule:
     """Batch size, epochs and learning rate: those that were passed, and presets."""
     settings, is_single = job.settings, getattr(job.task, "kind", None) == "single"
     passed = {name: getattr(settings, name) for name in ("epochs", "batch_size", "learning_rate")}
-    passed |= {"classes": len(job.task.labels) if is_single else 0, "optimizer": _optimizer(job)}
+    passed |= {"classes": len(job.task.labels) if is_single else 0, "optimizer": optimizer}
     return preset_schedule(getattr(job.task, "name", ""), examples, job.model.config, **passed)
 
 
-def _optimizer(job: FinetuneJob) -> str:
-    """The optimizer that was passed, or the preset, which was not measured for training of every depth."""
-    if job.settings.optimizer is None and job.settings.elastic:
-        return "adamw"
-    return job.settings.optimizer or preset_optimizer(getattr(job.task, "name", ""), job.model.config)
+def _optimizer(job: FinetuneJob, folder: Path) -> str:
+    """The optimizer that was passed, that of the run to resume, or the preset.
+
+    The preset was not measured for training of every depth.
+    """
+    if job.settings.optimizer is not None:
+        return job.settings.optimizer
+    if (folder / "settings.json").is_file():
+        return str(read_json(folder / "settings.json").get("optimizer", "adamw"))
+    is_elastic = job.settings.elastic
+    return "adamw" if is_elastic else preset_optimizer(getattr(job.task, "name", ""), job.model.config)
 
 
 def _evaluations(settings: FinetuneSettings, epochs: float) -> int:

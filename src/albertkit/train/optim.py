@@ -123,6 +123,6 @@ def build_optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.op
     optimizers: list[torch.optim.Optimizer] = []
     if settings.optimizer == "muon":
         optimizers = [Muon([p for n, p in named if p.dim() == 2 and ".groups." in n], **rates)]
-        matrices = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
+        matrices = [p for n, p in named if p.dim() >= 2 and not (p.dim() == 2 and ".groups." in n)]
     groups = [{"params": matrices}, vectors]
     return [*optimizers, torch.optim.AdamW(groups, **rates, betas=(0.9, 0.98), eps=1e-6, fused=True)]

@@ -164,7 +164,7 @@ class FinetuneSettings:
     )
     micro_batch_size: int | None = setting(None, "Examples per forward pass, if a batch does not fit into memory.")
     optimizer: str | None = setting(
-        None, "adamw or muon [default: muon for texts, tags, intents and dialogues with models up to 512 wide]."
+        None, "adamw or muon [default: muon up to 512 wide for texts, tags, intents, dialogues; adamw with --elastic]."
     )
     learning_rate: float | None = setting(None, "Peak learning rate [default: by optimizer and size of the model].")
     dropout: float | None = setting(None, "Dropout inside the layers [default: from the model's config].")
@@ -209,6 +209,12 @@ class FinetuneSettings:
             raise AlbertkitError(
                 "class_weights is not available with nearest, where every class has the same weight. Omit one of them."
             )
+        if self.is_frozen and self.optimizer is not None:
+            flag = "--nearest" if self.nearest else "--freeze"
+            raise AlbertkitError(
+                f"optimizer={self.optimizer!r} is not available: a head on frozen vectors is not trained by steps. "
+                f"Omit --optimizer or {flag}."
+            )
         if self.is_frozen and self.seeds > 1:
             flag = "--nearest" if self.nearest else "--freeze"
             raise AlbertkitError(
@@ -232,6 +238,7 @@ class ElasticSettings(FinetuneSettings):
     )
     batch_size: int | None = setting(32, "Examples per training step.")
     max_length: int = setting(0, "Longest input in tokens; 0 takes that of the model, or of its teacher.")
+    optimizer: str | None = setting(None, "adamw or muon [default: adamw].")
     freeze: bool = False  # fields without a sentence have no flag in `albertkit elastic`
     nearest: bool = False
     shots: int | None = None
