@@ -111,6 +111,17 @@ def faithfulness() -> str:
     return table(heads, rows)
 
 
+def sentence_order() -> str:
+    """Held-out accuracies while `small-pretrained` was trained on rows of 128 tokens."""
+    lines = (FOLDERS[0] / "pretraining-small.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [row for row in map(json.loads, lines) if row["kind"] != "train" and row["sitting"] <= 2]
+    rows = [
+        (f"{row['tokens'] / 1e6:,.0f} M", percent(row["mlm_accuracy"]), percent(row["sop_accuracy"])) for row in found
+    ]
+    return table(("tokens", "masked words, %", "sentence order, %"), rows)
+
+
 TABLES = {
+    "sentence-order": sentence_order,
     "claims": claims, "variants": variants, "windows": windows, "generation": generation, "generated": generated, "adapters": adapters, "faithfulness": faithfulness,
 }  # fmt: skip
