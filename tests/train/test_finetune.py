@@ -400,10 +400,11 @@ def test_a_run_that_was_begun_with_adamw_resumes_with_it(start, tmp_path):
     """As runs from before Muon was the preset: nothing says which optimizer was meant."""
     options = FinetuneSettings(epochs=2, batch_size=16, learning_rate=3e-3, max_length=40, device="cpu")
     lines: list[str] = []
-    for optimizer in ("adamw", None):
-        chosen = dataclasses.replace(options, optimizer=optimizer, resume=optimizer is None)
+    for how in ({"optimizer": "adamw"}, {"resume": True}, {"overwrite": True}):
+        chosen = dataclasses.replace(options, **how)
         tune.finetune_examples("classify", texts(64), texts(20, 9), tmp_path, start, chosen, lines.append)
-    assert sum("adamw" in line and "steps of" in line for line in lines) == 2
+    optimizers = [line.split("epochs), ")[1].split(",")[0] for line in lines if "steps of" in line]
+    assert optimizers == ["adamw", "adamw", "muon"]  # a run that is overwritten has the preset
 
 
 def test_frozen_heads_have_no_optimizer():

@@ -203,7 +203,7 @@ def _optimizer(job: FinetuneJob, folder: Path) -> str:
     """
     if job.settings.optimizer is not None:
         return job.settings.optimizer
-    if (folder / "settings.json").is_file():
+    if (folder / "settings.json").is_file() and not job.settings.overwrite:
         return str(read_json(folder / "settings.json").get("optimizer", "adamw"))
     is_elastic = job.settings.elastic
     return "adamw" if is_elastic else preset_optimizer(getattr(job.task, "name", ""), job.model.config)
