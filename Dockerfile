@@ -7,9 +7,10 @@ ARG PYTHON_IMAGE=python:3.12-slim@sha256:57cd7c3a7a273101a6485ba99423ee568157882
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 COPY requirements requirements
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir --require-hashes -r requirements/build.txt \
  && python -m venv /venv && /venv/bin/pip install --no-cache-dir --require-hashes -r requirements/serve.txt
-COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE NOTICE ./
 COPY src src
 RUN python -m hatchling build -t wheel && /venv/bin/pip install --no-cache-dir --no-index --no-deps dist/*.whl \
  && /venv/bin/pip uninstall -y pip

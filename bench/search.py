@@ -2,6 +2,9 @@
 
 python bench/search.py --rows 100000                 run every installed candidate, add to results/search.json
 python bench/search.py --rows 1000000 --only usearch
+python bench/search.py --rows 1000000 --vectors real.npy
+                                                     vectors of texts, written by `albertkit embed --file`; the last
+                                                     1,000 are the queries. Without it, vectors are synthetic.
 
 Each phase is a separate process, so peak memory and import time are those of one library. `--site FOLDER` is a folder
 with one `pip install --target` folder per library (FOLDER/usearch, FOLDER/faiss-cpu …). Without it, the libraries must
@@ -32,6 +35,8 @@ import numpy as np
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 DIM, CENTRES, QUERIES, ADDED, K = 384, 2000, 200, 1000, 10
+EXACT_QUERIES = 20
+TEXT = "How long does it take to travel from the airport to the old town by train?"
 Phase = Callable[..., Any]
 
 
@@ -53,12 +58,30 @@ def make(folder: Path, rows: int) -> None:
         base[start : start + size] = unit(block)
     near = np.sort(rng.choice(total, QUERIES, replace=False))
     queries = unit(base[near] + 0.03 * rng.standard_normal((QUERIES, DIM), dtype=np.float32))
+    find_neighbours(folder, base, queries)
+
+
+def take(folder: Path, rows: int, source: Path) -> None:
+    """Vectors of texts: the first ones of a file; its last 1,000 are the queries."""
+    found = np.load(source, mmap_mode="r")
+    if found.shape[1] != DIM or len(found) < rows + 2 * ADDED:
+        raise SystemExit(f"{source} has shape {found.shape}; pass at least {rows + 2 * ADDED} rows of {DIM} numbers")
+    base = np.lib.format.open_memmap(folder / "base.npy", "w+", np.float32, (rows + ADDED, DIM))
+    for start, part in chunks(found[: rows + ADDED], 50_000):
+        base[start : start + len(part)] = unit(part)
+    find_neighbours(folder, base, unit(np.array(found[-ADDED:])))
+
+
+def find_neighbours(folder: Path, base: np.ndarray, queries: np.ndarray) -> None:
+    """The queries and their true neighbours."""
     np.save(folder / "queries.npy", queries)
-    best: np.ndarray = np.full((QUERIES, K), -np.inf, np.float32)
-    truth: np.ndarray = np.zeros((QUERIES, K), np.int64)
-    for start in range(0, total, 50_000):
+    best: np.ndarray = np.full((len(queries), K), -np.inf, np.float32)
+    truth: np.ndarray = np.zeros((len(queries), K), np.int64)
+    for start in range(0, len(base), 50_000):
         scores = np.concatenate([best, queries @ base[start : start + 50_000].T], axis=1)
-        ids = np.concatenate([truth, np.tile(np.arange(start, min(start + 50_000, total)), (QUERIES, 1))], axis=1)
+        ids = np.concatenate(
+            [truth, np.tile(np.arange(start, min(start + 50_000, len(base))), (len(queries), 1))], axis=1
+        )
         order = np.argsort(-scores, axis=1, kind="stable")[:, :K]
         best, truth = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
     np.save(folder / "truth.npy", truth)
@@ -202,9 +225,15 @@ class Faiss:
         index = faiss.read_index(str(path))
         if "IVF" in self.recipe:
             faiss.extract_index_ivf(index).nprobe = 64
-        else:
+        elif "HNSW" in self.recipe:
             index.hnsw.efSearch = 64
         return lambda q: index.search(q[None], K)[1][0]
+
+
+class FaissFlat(Faiss):
+    """Every row compared, in floats."""
+
+    label, exact, delete, recipe = "faiss, flat float32, exact", True, "yes", "Flat"
 
 
 class FaissIvf(Faiss):
@@ -287,9 +316,9 @@ class SqliteVec:
 
 
 class Own:
-    """albertkit's index: SQLite holds texts, keywords and blocks of bytes; numpy compares every row."""
+    """albertkit's index: SQLite holds texts, keywords and blocks of bytes; numpy compares signs, then the nearest rows."""
 
-    label, package, exact, delete, safe = "albertkit index", "numpy", True, "yes", "yes (transactions)"
+    label, package, exact, delete, safe = "albertkit index", "numpy", False, "yes", "yes (transactions)"
 
     def build(self, path: Path, base: np.ndarray) -> None:
         from albertkit.search.index import Index
@@ -305,9 +334,19 @@ class Own:
         from albertkit.search.index import Index
 
         index = Index.open(path, Rows(np.zeros((0, DIM), np.float32)))
-        return lambda q: np.array(
-            [int(hit.id) for hit in index.search_many([""], K, "vector", q[None], min_score=-1)[0]]
+        return lambda q, exact=False: np.array(
+            [int(hit.id) for hit in index.search_many([""], K, "vector", q[None], -1, exact)[0]]
         )
+
+    def others(self, query: Phase, queries: np.ndarray, threads: int) -> dict[str, float]:
+        """Milliseconds of an exact query, and of a query with the vector of its text computed."""
+        from albertkit import Albert
+
+        albert = Albert(threads=threads)
+        albert.embed(TEXT)
+        exact = milliseconds([seconds(lambda q=q: query(q, exact=True)) for q in queries[:EXACT_QUERIES]])
+        texts = [seconds(lambda: query(albert.embed(TEXT))) for _ in range(10 * EXACT_QUERIES)]
+        return {"exact_ms": exact, "text_query_ms": milliseconds(texts)}
 
 
 class Rows:
@@ -341,6 +380,7 @@ CANDIDATES: dict[str, Any] = {
     "numpy8": Numpy8,
     "albertkit": Own,
     "sqlite-vec": SqliteVec,
+    "faiss-flat": FaissFlat,
     "usearch": Usearch,
     "faiss-hnsw": Faiss,
     "faiss-ivf": FaissIvf,
@@ -378,24 +418,31 @@ def phase(name: str, what: str, folder: Path, threads: int) -> dict[str, Any]:
         queries, truth = np.load(folder / "queries.npy"), np.load(folder / "truth.npy")
         query(queries[0])
         out["first_s"] = round(time.perf_counter() - start, 3)
-        times, work, right, limit = [], [], 0, time.perf_counter() + 20
+        times, right, limit = [], 0, time.perf_counter() + 20
         for q, want in zip(queries, truth, strict=True):
-            start, busy = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             found = query(q)
             times.append(time.perf_counter() - start)
-            work.append(time.process_time() - busy)
             right += len(set(found.tolist()) & set(want.tolist()))
             if time.perf_counter() > limit:
                 break
-        out |= {"query_ms": milliseconds(times), "query_cpu_ms": milliseconds(work), "queries": len(times)}
+        out |= {"query_ms": milliseconds(times), "query_p99_ms": milliseconds(times, 0.99), "queries": len(times)}
         out["recall"] = round(right / (K * len(times)), 4)
     out["seconds"] = round(time.perf_counter() - start, 3)
     out["rss_mb"], out["anonymous_mb"] = memory_mb("VmHWM"), memory_mb("RssAnon")
+    if what == "query" and isinstance(candidate, Own):
+        out |= candidate.others(query, queries, threads)
     return out
 
 
-def milliseconds(seconds: list[float]) -> float:
-    return round(float(np.median(seconds)) * 1e3, 3)
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def milliseconds(times: list[float], share: float = 0.5) -> float:
+    return round(float(np.quantile(times, share)) * 1e3, 3)
 
 
 def memory_mb(field: str) -> int | None:
@@ -441,9 +488,11 @@ def run(name: str, folder: Path, rows: int, site: Path | None) -> dict[str, Any]
         "build_rss_mb": build["rss_mb"],
         "add_1000_s": round(add["seconds"], 2),
         "first_query_s": one["first_s"],
-        "query_cpu_ms": one["query_cpu_ms"],
         "query_ms_1": one["query_ms"],
         "query_ms_2": two["query_ms"],
+        "query_p99_ms_1": one["query_p99_ms"],
+        "query_p99_ms_2": two["query_p99_ms"],
+        **{key: two[key] for key in ("exact_ms", "text_query_ms") if key in two},
         "query_rss_mb": one["rss_mb"],
         "query_anonymous_mb": one["anonymous_mb"],
         "recall_10": one["recall"],
@@ -486,7 +535,7 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return {
         "cpu": cpu,
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(memory),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -498,7 +547,8 @@ def machine() -> dict[str, Any]:
 
 def keep(data: dict[str, Any], found: dict[str, Any]) -> None:
     """Take a run in; of an earlier one of the same kind, times that were shorter stay, since the machine was less busy."""
-    same = [r for r in data["runs"] if all(r[key] == found[key] for key in ("candidate", "rows", "version"))]
+    keys = ("candidate", "rows", "version", "vectors")
+    same = [r for r in data["runs"] if all(r.get(key) == found[key] for key in keys)]
     for key in found:
         if key.endswith("_s") or "_ms" in key:
             found[key] = min(r[key] for r in [found, *same] if r.get(key) is not None)
@@ -510,6 +560,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--only", action="append", choices=list(CANDIDATES))
     parser.add_argument("--site", type=Path)
+    parser.add_argument("--vectors", type=Path, help="vectors of texts (.npy)  [default: synthetic ones]")
     parser.add_argument("--folder", type=Path, help="where vectors and indexes are written  [default: a temporary one]")
     parser.add_argument("--phase", choices=("build", "add", "query"), help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
@@ -519,13 +570,14 @@ def main() -> None:
         print(json.dumps(phase(options.only[0], options.phase, options.folder, options.threads)))
         return
     root = options.folder or Path(tempfile.mkdtemp(prefix="albertkit-bench-"))
-    folder = root / str(options.rows)
+    kind = "texts" if options.vectors else "synthetic"
+    folder = root / f"{kind}-{options.rows}"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "truth.npy").is_file():
-        make(folder, options.rows)
+        take(folder, options.rows, options.vectors) if options.vectors else make(folder, options.rows)
     for name in options.only or CANDIDATES:
         try:
-            found = run(name, folder, options.rows, options.site)
+            found = {**run(name, folder, options.rows, options.site), "vectors": kind}
         except RuntimeError as error:
             print(f"{name}: left out: {error}", file=sys.stderr)
             continue
@@ -533,7 +585,7 @@ def main() -> None:
         data["machine"] = machine()
         keep(data, found)
         order = list(CANDIDATES)
-        data["runs"].sort(key=lambda r: (r["rows"], order.index(r["candidate"])))
+        data["runs"].sort(key=lambda r: (r["vectors"], r["rows"], order.index(r["candidate"])))
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(json.dumps(found), file=sys.stderr)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 THEME = Path(__file__).parent / "site_theme"
-GUIDES = ("install", "vectors", "classify", "entities", "questions", "dialogue", "pretraining", "distillation",
-          "compression", "elastic", "serving", "bulk", "explain", "own-layers", "migration")  # fmt: skip
+GUIDES = ("install", "vectors", "stores", "classify", "entities", "questions", "dialogue", "pretraining", "distillation",
+          "compression", "elastic", "serving", "web", "bulk", "explain", "own-layers", "migration")  # fmt: skip
 NAVIGATION = {  # language → heading → pages in the order of the menu; the first page of a language is its front page
     "en": {
         "": ["README.md"],
@@ -33,6 +33,10 @@ NAVIGATION = {  # language → heading → pages in the order of the menu; the f
         "原理": [f"docs/zh/understand/{name}.md" for name in ("albert", "documents")],
     },
 }  # fmt: skip
+DEMOS = {  # language → model of the demo on its front page, and what to click
+    "en": ("small", "Try it in this browser: sentence vectors and search without a server (downloads 9 MB once)"),
+    "zh": ("small-zh", "在浏览器中试用：句向量与搜索，不需要服务器（首次下载 9 MB）"),
+}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"(^```.*?^```$)", re.S | re.M)
 LOADED = re.compile(
@@ -67,7 +71,7 @@ def twin(file: str) -> str | None:
     return other if other in pages("en") + pages("zh") and other != file else None
 
 
-def lay_out(language: str, source: Path) -> list[str]:
+def lay_out(language: str, source: Path, demos: Path | None = None) -> list[str]:
     """Write the pages of a language to `source`, with links as the site needs them. Returns the files they link to."""
     linked: list[str] = []
     for page in pages(language):
@@ -76,13 +80,27 @@ def lay_out(language: str, source: Path) -> list[str]:
         parts[::2] = [LINK.sub(lambda m, page=page: m[1] + site_link(m[2], page, language, linked) + m[3], part) for part in parts[::2]]  # fmt: skip
         target = source / inside(page, language)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(parts) + (menu(language) if page == pages(language)[0] else ""), encoding="utf-8")
+        laid = "".join(parts)
+        if page == pages(language)[0]:
+            laid = with_demo(laid, language, demos) + menu(language)
+        target.write_text(laid, encoding="utf-8")
     for image in linked:
         if is_image(image):
             target = source / site_path(image)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / image, target)
     return [file for file in linked if site_path(file).startswith("files/")]
+
+
+def with_demo(text: str, language: str, demos: Path | None) -> str:
+    """A front page with the demo before its first section; it loads when it is opened."""
+    name, title = DEMOS[language]
+    if demos is None or not (demos / name).is_dir():
+        return text
+    source = f"{'' if language == 'en' else '../'}demo/{name}/index.html"
+    frame = f'<iframe src="{source}" title="{title}" loading="lazy" width="100%" height="900"></iframe>'
+    before, heading, after = text.partition("\n## ")
+    return f"{before}\n<details><summary>{title}</summary>{frame}</details>\n{heading}{after}"
 
 
 def inside(file: str, language: str) -> str:
@@ -136,14 +154,17 @@ def foreign(site: Path) -> list[str]:
     return found
 
 
-def build(site: Path, work: Path) -> None:
-    """Build both languages into `site`; `work` holds the sources and Sphinx's cache. A warning is an error."""
+def build(site: Path, work: Path, demos: Path | None = None) -> None:
+    """Build both languages into `site`; `work` holds the sources and Sphinx's cache. A warning is an error.
+
+    demos: folders of `albertkit export --web`, by model, for the front pages.
+    """
     shutil.rmtree(site, ignore_errors=True)
     files: list[str] = []
     for language in NAVIGATION:
         source, target = work / language, site if language == "en" else site / language
         shutil.rmtree(source, ignore_errors=True)
-        files += lay_out(language, source)
+        files += lay_out(language, source, demos)
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", str(THEME),
                    "-D", f"language={'zh_CN' if language == 'zh' else 'en'}", "-d", str(work / f"{language}-cache"),
                    str(source), str(target)]  # fmt: skip
@@ -153,13 +174,15 @@ def build(site: Path, work: Path) -> None:
         target = site / site_path(file)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, target)
+    if demos is not None and demos.is_dir():
+        shutil.copytree(demos, site / "demo")
     if found := foreign(site):
         raise SystemExit("The site loads from other hosts:\n" + "\n".join(found))
 
 
 def main() -> None:
     site = ROOT / "site"
-    build(site, ROOT / "build" / "site")
+    build(site, ROOT / "build" / "site", ROOT / "build" / "demo")
     print(f"site/ has {len(list(site.rglob('*.html')))} pages. Open site/index.html.")
 
 

@@ -38,16 +38,14 @@ class Why:
 
 WHY = {
     "click": Why("click", "the command line"),
-    "google-crc32c": Why("google_crc32c", "checksums of TensorFlow checkpoints"),
-    "ml-dtypes": Why("ml_dtypes", "bfloat16 checkpoints"),
+    "google-crc32c": Why("google_crc32c", "checksums of indexes and TensorFlow checkpoints"),
     "numpy": Why("numpy", "arrays"),
-    "onnx": Why("onnx", "the graph of the shared layer; exported files"),
     "onnxruntime": Why("onnxruntime", "runs the graph"),
-    "protobuf": Why("google", "SentencePiece models"),
     "safetensors": Why("safetensors", "weights on disk, without pickle"),
-    "tokenizers": Why("tokenizers", "tokenizing, and training vocabularies"),
+    "tokenizers": Why("tokenizers", "trains vocabularies; reads the tokenizers of teachers"),
     "tqdm": Why("tqdm", "progress bars"),
     "torch": Why("torch", "training; inference on a GPU"),
+    "onnx": Why("onnx", "torch's export of a custom head"),
     "matplotlib": Why("matplotlib", "confusion matrices"),
     "scikit-learn": Why("sklearn", "metrics, heads on frozen vectors, estimators"),
     "scipy": Why("scipy", "correlations"),
@@ -56,26 +54,39 @@ WHY = {
     "transformers": Why("transformers", "teachers of `albertkit distill`"),
     "rouge-score": Why("rouge_score", "ROUGE"),
     "sacrebleu": Why("sacrebleu", "BLEU and chrF"),
+    "langchain-core": Why("langchain_core", "LangChain's classes for vectors and stores"),
+    "llama-index-core": Why("llama_index", "LlamaIndex's class for vectors"),
+    "chromadb": Why("chromadb", "Chroma's class for vectors; not measured here"),
+    "spacy": Why("spacy", "spaCy's component for entities and categories"),
     "captum": Why("captum", "integrated gradients"),
     "ray": Why("ray", "bulk work on a cluster"),
     "pyspark": Why("pyspark", "a function for Spark tables; not measured here"),
     "pandas": Why("pandas", "batches of Spark tables"),
     "pyarrow": Why("pyarrow", "Parquet files"),
+    "psycopg": Why("psycopg", "indexes in Postgres with pgvector"),
+    "lancedb": Why("lancedb", "indexes in LanceDB; 180 MB, not in `make test`"),
     "httptools": Why("httptools", "parses HTTP"),
     "msgspec": Why("msgspec", "validates and describes requests"),
     "orjson": Why("orjson", "writes JSON"),
     "prometheus-client": Why("prometheus_client", "metrics at /metrics"),
+    "opentelemetry-exporter-otlp-proto-http": Why("opentelemetry", "sends traces and metrics to a collector"),
+    "opentelemetry-sdk": Why("opentelemetry", "traces of requests"),
     "starlette": Why("starlette", "routes and responses"),
     "uvicorn": Why("uvicorn", "the HTTP server"),
 }
 
 
-def declared(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
-    """Names of packages for "base" and for each extra, without the project's own."""
+def required(path: Path = ROOT / "pyproject.toml") -> dict[str, list[Requirement]]:
+    """What "base" and each extra require, without the project's own extras."""
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     parts = {"base": project["dependencies"], **project["optional-dependencies"]}
-    found = {part: [Requirement(one).name for one in wanted] for part, wanted in parts.items()}
-    return {part: [n for n in names if n != "albertkit"] for part, names in found.items() if part != "all"}
+    found = {part: [Requirement(one) for one in wanted] for part, wanted in parts.items()}
+    return {part: [one for one in wanted if one.name != "albertkit"] for part, wanted in found.items() if part != "all"}
+
+
+def declared(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
+    """Names of packages for "base" and for each extra."""
+    return {part: [one.name for one in wanted] for part, wanted in required(path).items()}
 
 
 def included(path: Path = ROOT / "pyproject.toml") -> dict[str, set[str]]:
@@ -110,25 +121,26 @@ def licence(found: Distribution) -> str:
     return " AND ".join(named) or (about.get("License") or "not said").splitlines()[0][:60]
 
 
-def needed(names: Iterable[str]) -> dict[str, Distribution]:
-    """These packages, and everything that they require."""
+def needed(wanted: Iterable[Requirement]) -> dict[str, Distribution]:
+    """These packages, and everything that they and their extras require."""
     found: dict[str, Distribution] = {}
-    waiting = list(names)
+    waiting = list(wanted)
     while waiting:
-        name = canonicalize_name(waiting.pop())
-        one = None if name in found else installed(name)
-        if one is None:
+        asked = waiting.pop()
+        name = canonicalize_name(asked.name)
+        one = found.get(name) or installed(name)
+        if one is None or (name in found and not asked.extras):
             continue
         found[name] = one
-        asked = [Requirement(text) for text in one.requires or ()]
-        here = {**default_environment(), "extra": ""}
-        waiting += [r.name for r in asked if r.marker is None or r.marker.evaluate(here)]
+        here = [{**default_environment(), "extra": extra} for extra in ("", *asked.extras)]
+        following = (Requirement(text) for text in one.requires or ())
+        waiting += [r for r in following if r.marker is None or any(map(r.marker.evaluate, here))]
     return found
 
 
 def table() -> str:
     """One row per package, then one sentence with the size of each extra."""
-    parts, inner = declared(), included()
+    parts, wanted, inner = declared(), required(), included()
     installed_by: dict[str, list[str]] = {}
     for part, names in parts.items():
         for name in names:
@@ -136,9 +148,9 @@ def table() -> str:
     lines = ["| package | for | in | version | MB | licence |", "|---|---|---|---|---|---|"]
     lines += [row(name, where) for name, where in installed_by.items()]
     sizes = []
-    for part, names in parts.items():
-        own = [*names, *(name for other in inner.get(part, ()) for name in parts[other])]
-        total = needed(own if part == "base" else [*parts["base"], *own])
+    for part, requirements in wanted.items():
+        own = [*requirements, *(one for other in inner.get(part, ()) for one in wanted[other])]
+        total = needed(own if part == "base" else [*wanted["base"], *own])
         title = "`albertkit`" if part == "base" else f"`albertkit[{part}]`"
         sizes.append(f"{title} {len(total)} packages, {sum(map(size, total.values())) / 1e6:,.0f} MB")
     return "\n".join([*lines, "", f"With everything that they require: {'; '.join(sizes)}."])

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 import api_page
 import benchmarks_page
 import cli_page
-from tables import artifact, benchmarks, compression, data_size, elastic, http_api, ideas, models, tasks
+from tables import artifact, benchmarks, compression, data_size, elastic, http_api, ideas, models, stores, tasks, web
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.S)
@@ -43,6 +43,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **elastic.TABLES,
     **ideas.TABLES,
     **http_api.TABLES,
+    **web.TABLES,
+    **stores.TABLES,
 }
 
 

@@ -6,13 +6,12 @@
 Each line of OUT is one run. Runs that are there are skipped, so the same command resumes; no run begins after
 --minutes. Metrics are the plain ones of `tasks.stand_in`, so that the script needs no library for them. Plans:
 
-    settings    batch sizes, steps and learning rates (`GRID`) at 100, 300, 1,000 and 3,000 examples, one seed
-    preset      what `albertkit finetune` does without options, with all examples, and with two more seeds at these sizes
-    recipes:1   all examples, or 8,000, with each recipe of `recipes.py` and seed 1
+    preset:1    what `albertkit finetune` does without options, at 100, 300, 1,000, 3,000 and all examples, with seed 1
+    settings    other batch sizes, steps and learning rates (`GRID`) at 100, 300, 1,000 and 3,000 examples, one seed
+    recipes:1   all examples, or 8,000, with each recipe of `recipes.py` and seed 1; recipes:1:muon: those that begin so
     collapse    30 times the learning rate, at 1,000 examples
     few         recipes with few examples, mixed with whole sets
-    muon        `settings` with Muon only, and all examples
-    promises    900 sentences of CoNLL-2003, 800 of ATIS, 60 dialogues of WoZ 2.0, three seeds
+    promises    900 sentences of CoNLL-2003, 800 of ATIS, 60 dialogues of WoZ 2.0, three seeds, two learning rates
 
 The first 200 examples of dev choose the epoch, the next 1,000 are measured. In the plans recipes and promises, a tenth of
 the training examples chooses the epoch, and all of dev is measured, at most 2,000 examples.
@@ -40,20 +39,18 @@ sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "be
 from recipes import RECIPES, Recipe  # noqa: E402
 from tasksets import SETS, load  # noqa: E402
 
-from albertkit.train.presets import preset_learning_rate  # noqa: E402
+from albertkit.train.presets import preset_learning_rate, preset_steps  # noqa: E402
 from tasks import stand_in, torch_scores, usual  # noqa: E402
 
 CHOOSING, MEASURED, MOST = 200, 1000, 2000
-RATE_X30 = 3e-3  # 30 times the preset of the built-in models
-# Batch size, training steps (None: the preset's epochs) and learning rate (None: the preset's).
-GRID: tuple[tuple[int, int | None, float | None], ...] = (
-    (32, None, None),
-    (16, 800, 1e-4),
-    (16, 800, 2e-4),
-    (8, 1600, 1e-4),
-    (32, 1200, 1e-4),
-    (8, 400, 1e-4),
-    (32, 2400, 1e-4),
+RATE_X30 = 6e-3  # 30 times the preset of the built-in models
+# Batch size, training steps and learning rate, None: the preset's.
+GRID: tuple[tuple[int | None, int | None, float | None], ...] = (
+    (None, None, 4e-4),
+    (32, 2400, None),
+    (8, 1600, None),
+    (None, None, 1e-4),
+    (16, 800, None),
 )
 RECIPE_SETS = {"cola": 0, "mrpc": 0, "rte": 0, "sst-2": 8000, "conll2003": 0, "snips": 0, "woz2": 0, "chnsenticorp": 0, "cluener": 0, "afqmc": 8000}  # fmt: skip
 METRIC = {"cola": "mcc", "sts-b": "pearson", "woz2": "joint_goal", "conll2003": "f1", "cluener": "f1", "atis": "mean", "snips": "mean"}  # fmt: skip
@@ -61,6 +58,7 @@ NAMES = ("sst-2", "cola", "mrpc", "rte", "sts-b", "conll2003", "atis", "snips", 
 
 SIZES = (100, 300, 1000, 3000)
 SEEDS = 3
+HIGHER_RATE = 4e-4
 FEW = (("conll2003", 900), ("atis", 800), ("woz2", 265))  # 265 turns: the first 60 dialogues
 FEW_RECIPES = list(RECIPES)
 RECIPE_FIRST = ("cola", "rte", "mrpc", "conll2003", "cluener", "afqmc")
@@ -86,28 +84,34 @@ def plan(name: str, only: Sequence[str]) -> list[Run]:
     """All runs of a plan, the most important first."""
     names = list(only or NAMES)
     if name == "settings":
-        return [Run(data, size, *setting) for setting in GRID for size in SIZES for data in names]
-    if name == "preset":
-        sizes = [(0, 0), *((size, seed) for seed in (1, 2) for size in SIZES[::-1])]  # `settings` has seed 0
-        return [Run(data, size, seed=seed) for size, seed in sizes for data in names]
+        return [Run(data, size, *setting) for setting in GRID for size in SIZES for data in names
+                if setting[:2] != preset_steps(SETS[data].task, size)]  # fmt: skip
+    if name.startswith("preset"):
+        seed = int(name.partition(":")[2] or 0)
+        return [Run(data, size, seed=seed) for size in (0, *SIZES[::-1]) for data in names]
     if name.startswith("recipes"):
-        seed, names = int(name.partition(":")[2] or 0), list(only or RECIPE_SETS)
+        _, seed, prefix = (*name.split(":"), "", "")[:3]
         return [
-            Run(data, RECIPE_SETS[data], seed=seed, recipe=recipe, measures_all=True)
+            Run(data, RECIPE_SETS[data], seed=int(seed or 0), recipe=recipe, measures_all=True)
             for recipe in RECIPES
-            for data in names
+            if recipe.startswith(prefix)
+            for data in only or RECIPE_SETS
         ]
     if name == "collapse":
         return [Run(data, 1000, learning_rate=RATE_X30) for data in names]
-    if name == "muon":  # the curves again, with the optimizer that is the preset now
-        return [Run(data, size, recipe="muon 2e-4") for size in (1000, 100, 300, 3000, 0) for data in names]
     if name == "few":
         first = [Run(data, size, recipe=r, epochs=epochs, measures_all=True, from_start=True)
                  for epochs in (None, 3.0) for r in FEW_RECIPES for data, size in FEW]  # fmt: skip
         return [run for pair in itertools.zip_longest(first, plan("recipes", RECIPE_FIRST)) for run in pair if run]
+    if name != "promises":
+        raise SystemExit(f"unknown plan {name!r}; the plans are in --help")
     runs = []
-    for seed, epochs in itertools.product(range(SEEDS), (3.0, None)):
-        runs += [Run(data, size, seed=seed, epochs=epochs, measures_all=True, from_start=True) for data, size in FEW]
+    for seed, rate, epochs in itertools.product(range(SEEDS), (None, HIGHER_RATE), (3.0, None)):
+        for (data, size), from_start in itertools.product(FEW, (True, False)):
+            if from_start or data == "conll2003":
+                runs.append(
+                    Run(data, size, None, None, rate, seed, "", epochs, measures_all=True, from_start=from_start)
+                )
     return runs
 
 

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def each(call: Callable[..., None], pieces: Sequence[tuple[Any, ...]], jobs: int) -> list[str]:
-    """Call `call(*piece)` for each piece, begun in this order, `jobs` at a time; names those that failed or were not
-    begun, by their first argument.
+def each(call: Callable[..., None], pieces: Sequence[tuple[Any, ...]], jobs: int, attempts: int = 1) -> list[str]:
+    """Call `call(*piece)` for each piece, begun in this order, `jobs` at a time, again after a failure up to `attempts`
+    times; names those that failed or were not begun, by their first argument.
     """
     share = str(max(1, (os.cpu_count() or 1) // jobs))
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
@@ -29,6 +29,13 @@ def each(call: Callable[..., None], pieces: Sequence[tuple[Any, ...]], jobs: int
     stop = threading.Event()
 
     def one(piece: tuple[Any, ...]) -> str:
+        for _ in range(attempts):
+            why = once(piece)
+            if not why or stop.is_set():
+                break
+        return why
+
+    def once(piece: tuple[Any, ...]) -> str:
         process = context.Process(target=guarded, args=(call, piece))
         if stop.is_set():
             return "not begun"

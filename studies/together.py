@@ -36,7 +36,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
 from compression import ROOT, sts, wiki  # noqa: E402
-from inference import Child, SentenceTransformers, machine, mixed_texts, ours, versions, work_loop  # noqa: E402
+from inference import Child, machine, mixed_texts, versions, work_loop  # noqa: E402
+from peers import SentenceTransformers, ours  # noqa: E402
 
 RESULT = ROOT / "studies" / "results" / "together.json"
 SHAPE = {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
@@ -79,7 +80,7 @@ def build(model: str | None, place: Path, texts: list[str]) -> float:
 
     from albertkit.artifact import write_artifact
     from albertkit.interop.convert import open_model
-    from albertkit.interop.sentence_transformers import write_folder
+    from albertkit.interop.layouts import export_layout
     from albertkit.runtime.activation_moments import activation_moments
 
     narrow = open_model(model)
@@ -93,7 +94,7 @@ def build(model: str | None, place: Path, texts: list[str]) -> float:
     if least < SAME:
         raise SystemExit(f"the widened model's vectors have a cosine of {least:.6f} with the original's; it must be {SAME} or more")  # fmt: skip
     write_artifact(wide, place / "float")
-    write_folder(wide, place / "st")
+    export_layout(place / "float", place / "st", "sentence-transformers")
     seen = widen_moments(activation_moments(narrow, texts), times)
     write_artifact(wide, place / "int8", bits=8, moments=seen)
     write_artifact(wide, place / "int4", bits=4, moments=seen)

@@ -25,6 +25,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, pool
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import group_by_length, token_batches
+from albertkit.runtime.embed import split_tokens
+from albertkit.runtime.native_embedding import NativeEmbedding
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
 from tests.waiting import wait_until
@@ -179,6 +181,9 @@ def test_long_texts(albert):
         assert np.isfinite(albert.embed(long, pooling=how)).all()
     with pytest.raises(AlbertkitError, match="the limit is 1,000,000"):
         albert.embed("x " * 600_000)
+    room = albert.max_tokens - 2
+    (windows,) = split_tokens(albert, albert.tokenizer.ids_batch([long]), "split").counts
+    assert windows <= 2 * tokens / room + 1  # neighbours share at most half of their tokens
     assert albert.embed("x " * 5_000_000, long_texts="truncate").shape == (32,)  # 10 MB in one line
 
 
@@ -235,13 +240,31 @@ def test_padding_stays_small_on_real_lengths():
     assert total / lengths.sum() < 1.05
 
 
-def test_no_torch_and_no_transformers_at_run_time(folder):
+@pytest.mark.parametrize("model", [None, "small-zh"])
+def test_first_vector_imports_only_what_it_needs(model):
     code = (
         "import sys\nfrom albertkit import Albert\n"
-        f"v = Albert({str(folder)!r}).embed(['a', 'b'])\n"
-        "print([m for m in ('torch', 'transformers', 'sentencepiece') if m in sys.modules])"
+        f"v = Albert({model!r}).embed(['a cat', '一只猫'])\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules} - set(sys.stdlib_module_names)))\n"
+        "print(*{'asyncio', 'http.client', 'ssl', 'sqlite3', 'urllib.request', 'multiprocessing', 'logging'} & set(sys.modules))\n"
+        "print(*[m for m in sys.modules if m.startswith('albertkit.tasks') or m == 'google.protobuf'])"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    packages, slow, tasks = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
+    needless = {
+        "click",
+        "google_crc32c",
+        "huggingface_hub",
+        "ml_dtypes",
+        "onnx",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "tqdm",
+    }
+    if isinstance(Albert(model).engine._embedding, NativeEmbedding):
+        needless.add("onnxruntime")
+    assert {"albertkit", "numpy"} <= set(packages.split())
+    assert not needless & set(packages.split()) and (slow, tasks) == ("", "")
 
 
 def test_a_generator_of_many_texts_runs_in_bounded_memory(tmp_path):

@@ -18,7 +18,7 @@ from albertkit.artifact import ArtifactMetadata, read_artifact, write_artifact
 from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from albertkit.interop.sentence_transformers import write_folder
+from albertkit.interop.layouts import export_layout
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.vector_writer import open_vector_writer
@@ -95,7 +95,8 @@ def test_similarity_is_a_cosine_for_every_model(tmp_path):
 def test_converting_a_sentence_transformers_folder_keeps_its_settings(tmp_path):
     meta = ArtifactMetadata(task="embed", pooling="cls", normalize=False, prompts={"query": "ask: "})
     artifact = dataclasses.replace(make(tiny(vocab_size=30000)), metadata=meta)
-    write_folder(artifact, tmp_path / "st")
+    write_artifact(artifact, tmp_path / "source")
+    export_layout(tmp_path / "source", tmp_path / "st", "sentence-transformers")
     about = tmp_path / "st" / "config_sentence_transformers.json"
     about.write_text(json.dumps({"prompts": {"query": "ask: "}, "default_prompt_name": "query"}))
     quantize(tmp_path / "st", tmp_path / "small", 8)

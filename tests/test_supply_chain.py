@@ -103,6 +103,13 @@ def test_every_locked_version_has_hashes_and_no_index_is_named(sbom, lock):
     assert "torch" not in {one.name for one in found}
 
 
+@pytest.mark.parametrize("lock", ["base", "frozen"])
+def test_no_http_library_is_installed_with_the_base(sbom, lock):
+    names = {one.name for one in sbom.read_lock(ROOT / "requirements" / f"{lock}.txt")}
+    assert names.isdisjoint({"requests", "urllib3", "aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "h11"})
+    assert names.isdisjoint({"tokenizers", "huggingface-hub", "hf-xet", "torch"})
+
+
 def test_pins_that_need_a_newer_python_say_so():
     """Where a version does not run on Python 3.10, pip may choose an older one there."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

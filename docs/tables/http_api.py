@@ -1,6 +1,6 @@
 """The tables of docs/reference/http.md, from the server's own OpenAPI description.
 
-`http-errors` and `http-limits` are tables; `http-openai`, `http-tei`, `http-tasks` and `http-server` are the endpoints
+`http-errors` and `http-limits` are tables; `http-openai`, `http-cohere`, `http-tei`, `http-tasks` and `http-server` are the endpoints
 of a group, each with its fields and its response.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from albertkit.serve.app import OPENAI, OWN, SERVER, TEI, description
+from albertkit.serve.app import COHERE, OPENAI, OWN, SERVER, TEI, description
 from albertkit.serve.schemas import ERRORS
 from albertkit.serve.serve_settings import ServeSettings
 from tables import table
 
-GROUPS = {"openai": OPENAI, "tei": TEI, "tasks": OWN, "server": SERVER}
+GROUPS = {"openai": OPENAI, "cohere": COHERE, "tei": TEI, "tasks": OWN, "server": SERVER}
 LIMITS = ("max_texts", "max_tokens", "max_bytes", "deadline", "client_timeout", "max_pending_bytes", "max_connections")
 TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}
 PLURALS = {"text": "texts", "integer": "integers"}

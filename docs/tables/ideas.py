@@ -18,12 +18,17 @@ CPU, GPU = "reading, CPU", "reading, NVIDIA"
 
 def runs() -> tuple[list[dict[str, Any]], judging.Speeds]:
     """The recorded trainings of the comparison with the most lines, and the speeds of its shape."""
+    largest = largest_comparison("ablation.jsonl")
+    return largest, judging.speeds_of(largest[0]["recipe"], read("ablation-speed.json"))
+
+
+def largest_comparison(name: str) -> list[dict[str, Any]]:
+    """The lines of the recipe with the most lines."""
     by_recipe: dict[str, list[dict[str, Any]]] = {}
-    for line in (FOLDERS[0] / "ablation.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (FOLDERS[0] / name).read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         by_recipe.setdefault(repr(sorted(run["recipe"].items())), []).append(run)
-    largest = max(by_recipe.values(), key=len)
-    return largest, judging.speeds_of(largest[0]["recipe"], read("ablation-speed.json"))
+    return max(by_recipe.values(), key=len)
 
 
 def claims() -> str:
@@ -42,7 +47,7 @@ def claims() -> str:
 
 
 def variants() -> str:
-    from ablation import VARIANTS
+    from variants import VARIANTS
 
     lines, speeds = runs()
     rows = []
@@ -57,6 +62,19 @@ def variants() -> str:
         ))  # fmt: skip
     heads = ("variant", "parameters, M", "operations per token, M", "CPU, k tokens/s", "GPU, k tokens/s", "MLM loss", "SST-2 Matthews", "MRPC Matthews")  # fmt: skip
     return table(heads, rows)
+
+
+def blocks() -> str:
+    """Blocks at one budget, small models first, at the tokens of the anchor's curve; a run that did not end has gaps."""
+    lines = {(run["variant"], run["seed"]): run for run in largest_comparison("blocks.jsonl") if run.get("curve")}
+    ends = sorted({round(point["tokens"], -7) for run in lines.values() for point in run["curve"]})
+    shown, rows = ends[1::2] or ends, []
+    for (name, _), run in sorted(lines.items(), key=lambda item: (item[1]["int8_bytes"] // 10**5, -item[1]["mlm_accuracy"])):  # fmt: skip
+        at = {round(point["tokens"], -7): percent(point["mlm_accuracy"]) for point in run["curve"]}
+        loss = "–" if "unfinished" in run else f"{run['mlm_loss']:.3f}"
+        rows.append((name, megabytes(run["int8_bytes"]), f"{run['operations_per_token'] / 1e6:.1f}", *(at.get(end, "–") for end in shown), loss))  # fmt: skip
+    heads = (f"{end / 1e6:,.0f} M tokens, %" for end in shown)
+    return table(("block", "int8, MB", "operations per token, M", *heads, "MLM loss"), rows)
 
 
 def spread(values: list[float], scale: float = 100, digits: int = 1) -> str:
@@ -125,3 +143,5 @@ TABLES = {
     "sentence-order": sentence_order,
     "claims": claims, "variants": variants, "windows": windows, "generation": generation, "generated": generated, "adapters": adapters, "faithfulness": faithfulness,
 }  # fmt: skip
+if (FOLDERS[0] / "blocks.jsonl").is_file():  # no run is recorded yet
+    TABLES["blocks"] = blocks

@@ -18,6 +18,8 @@ VECTOR_SCORES = {  # task and metric → column
     ("STS-B dev", "384"): "STS-B dev, Spearman", ("SQuAD dev", "nDCG@10"): "SQuAD, nDCG@10", ("SQuAD dev", "recall@1"): "recall@1",
     ("CLINC150 small", "nearest"): "CLINC150, nearest text", ("CLINC150 small", "logistic"): "logistic regression", ("CLINC150 small", "clusters"): "clusters, V-measure",
 }  # fmt: skip
+DEPTH_SCORES = "STS-B dev, Spearman"  # choose the default depth
+DEPTH_TOLERANCE = 0.002
 SETTINGS = ("batch_size", "learning_rate", "optimizer", "lengths", "depths", "widths")
 EXAMPLES = {
     "small": 'albert = Albert()\nprint(albert.similarity("a man plays the guitar", "someone makes music"))\nprint(albert.embed(["a text", "another"], depth=6, dim=128).shape)',
@@ -128,8 +130,23 @@ def shared_space() -> str:
     return table(("depth", *heads, *(f"{head}, 64 numbers" for head in heads), "STS-B dev (own space)", "STS-B-zh dev (own space)"), rows)  # fmt: skip
 
 
+def vector_types() -> str:
+    """Scores of each type and width of vectors."""
+    rows = read("vector-types.json")["rows"]
+    cells = (
+        (
+            row["width"],
+            row["type"].replace("+", ", reranked"),
+            f"{row['bytes']:,}",
+            *map(row.get, ("sts-b", "cisi", "npl")),
+        )
+        for row in rows
+    )
+    return table(("numbers", "type", "bytes", "STS-B dev", "CISI", "NPL"), cells)
+
+
 TABLES = {
-    "shared-space": shared_space,
+    "shared-space": shared_space, "vector-types": vector_types,
     "models": overview, "model-vectors": vector_scores, "model-widths": widths, "model-speed": speed, "model-masks": masks,
     "small-zh-scores": chinese_scores,
     **{f"{name}-steps": lambda name=name: steps(name) for name in BUILTINS},
@@ -140,8 +157,16 @@ TABLES = {
 # Files of the models -----------------------------------------------------------------------------------------------
 
 
+def default_depth(scores: dict[str, float]) -> int:
+    """The shallowest depth within 0.2 points of the best; `scores` are those of "depth 12", "depth 6" and so on."""
+    best = max(scores.values())
+    return min(int(name.split()[1]) for name, score in scores.items() if round(best - score, 4) <= DEPTH_TOLERANCE)
+
+
 def meta_text(name: str) -> str:
-    """albertkit.json with language, licence and data; for the model of vectors also the best score of each task."""
+    """albertkit.json with language, licence and data; for models of vectors also the best score of each task by depth,
+    and the default depth, which follows from them.
+    """
     data, told = metadata(name), facts(name)
     data["details"] |= {key: told[key] for key in ("language", "licence", "data")}
     for task, one in measured(name).get("tasks", {}).items():
@@ -152,6 +177,9 @@ def meta_text(name: str) -> str:
             first = next(iter(next(iter(rows.values()))))
             label = "Spearman" if first.isdigit() else first
             data["metrics"][f"{task}, {label}"] = {depth: round(scores[first], 4) for depth, scores in rows.items()}
+    if scores := data["metrics"].get(DEPTH_SCORES):
+        depth = default_depth(scores)
+        data["depth"] = None if depth == describe(name).shape["layers"] else depth
     del data[CHECKSUM]
     return json_bytes(add_checksum(data)).decode()
 

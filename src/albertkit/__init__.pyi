@@ -12,6 +12,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, Explanation
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.onnx_export import ExportResult, ExportSettings, export
+from albertkit.interop.web_export import WebExportResult, export_web
 from albertkit.runtime.calibration import calibrate
 from albertkit.runtime.early_exit import ExitCalibration
 from albertkit.runtime.embed import EmbedOptions, TokenVectors
@@ -42,7 +43,7 @@ from albertkit.text_reader import Record
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune import EvaluationResult, evaluate, finetune
 from albertkit.train.frozen_head import FinetuneResult
-from albertkit.unreadable_text import UnreadableTextError, UnreadableTextWarning
+from albertkit.unreadable_text import TruncatedTextWarning, UnreadableTextError, UnreadableTextWarning
 
 __version__: str
 
@@ -54,8 +55,9 @@ __all__ = [
     "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction", "MatchResult",
     "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample", "Record",
     "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "SharedSpace", "StaticModelResult", "TagResult",
-    "TaggedExample", "TextExample", "TokenVectors", "Tokenizer", "UnreadableTextError", "UnreadableTextWarning",
-    "calibrate", "cluster", "convert", "evaluate", "export", "finetune", "make_static_model", "open_model", "plan",
-    "preset", "prune", "quantize", "read_artifact", "serve", "shape_cost", "write_artifact",
+    "TaggedExample", "TextExample", "TokenVectors", "Tokenizer", "TruncatedTextWarning", "UnreadableTextError",
+    "UnreadableTextWarning", "WebExportResult", "calibrate", "cluster", "convert", "evaluate", "export", "export_web",
+    "finetune", "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve",
+    "shape_cost", "write_artifact",
 ]
 # fmt: on

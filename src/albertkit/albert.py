@@ -20,7 +20,8 @@ from albertkit.runtime import embed as embedding
 from albertkit.runtime.batching import TOKEN_BUDGET
 from albertkit.runtime.early_exit import EarlyExit, exit_rule
 from albertkit.runtime.embed import EmbedKeywords, EmbedOptions, TokenVectors
-from albertkit.runtime.runtime_model import RuntimeModel
+from albertkit.runtime.runtime_model import Depth, RuntimeModel
+from albertkit.vector_dtype import empty_vectors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +64,8 @@ class Albert(RuntimeModel):
     bits: 8 or 4 quantizes a float model on opening. `albertkit quantize` does it permanently.
     threads: CPU threads. The default is all cores available to this process.
     device: "cpu", or "cuda" to run through torch.
-    depth: number of layers to apply. Calls can override it.
+    precision: with a GPU, "float32", or the faster "bf16" or "float16".
+    depth: number of layers to apply, or "full" for all. The default is that of the model; calls can override it.
     token_budget: maximum number of tokens per batch.
 
     >>> from albertkit import Albert
@@ -81,10 +83,12 @@ class Albert(RuntimeModel):
         bits: int | None = None,
         threads: int | None = None,
         device: str = "cpu",
-        depth: int | None = None,
+        precision: str = "float32",
+        depth: Depth | None = None,
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
         self._options: dict[str, Any] = {"bits": bits, "threads": threads, "device": device, "depth": depth}
+        self._options["precision"] = precision
         super().__init__(open_stored(model), source=model, token_budget=token_budget, **self._options)
 
     def __repr__(self) -> str:
@@ -106,10 +110,11 @@ class Albert(RuntimeModel):
         """Sentence vectors, float32 and normalised by default: (dim,) for one text, (texts, dim) for a list.
 
         pooling: mean, cls, pooler or max. layer: hidden state to pool (0 for the embeddings, -1 for the last layer).
-        depth: layers to apply. dim: keep only the first dimensions. normalize: scale vectors to length 1. long_texts:
-        split, truncate or error, for texts longer than the model's maximum. prompt: prefix of each text, or the name
-        of one of the model's prompts. space: "shared" gives English (`small`) and Chinese (`small-zh`) vectors one
-        space (see `SharedSpace`). early_exit: see `embed_early_exit`.
+        depth: layers to apply, or "full". dim: keep only the first dimensions. normalize: scale vectors to length 1.
+        long_texts: split, truncate or error, for texts longer than the model's maximum. prompt: prefix of each text, or
+        the name of one of the model's prompts. space: "shared" gives English (`small`) and Chinese (`small-zh`) vectors
+        one space (see `SharedSpace`). dtype: float32, float16, int8 (127 times each number) or binary (one bit per
+        number, packed into uint8). early_exit: see `embed_early_exit`.
 
         >>> Albert().embed(["a cat", "a dog"], dim=128).shape
         (2, 128)
@@ -160,7 +165,7 @@ class Albert(RuntimeModel):
 
     def _stack(self, vectors: Iterable[np.ndarray], keywords: EmbedKeywords) -> np.ndarray:
         found = list(vectors)
-        return np.stack(found) if found else np.zeros((0, keywords.get("dim") or self.dim), np.float32)
+        return np.stack(found) if found else empty_vectors(keywords.get("dim") or self.dim, keywords.get("dtype"))
 
     def embed_options(self, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
         """The validated keywords of `embed`, with the model's defaults for those not passed.
@@ -171,13 +176,13 @@ class Albert(RuntimeModel):
         return embedding.embed_options(self, **keywords)
 
     @overload
-    def token_vectors(self, texts: str, *, layer: int | None = None, depth: int | None = None) -> TokenVectors: ...
+    def token_vectors(self, texts: str, *, layer: int | None = None, depth: Depth | None = None) -> TokenVectors: ...
     @overload
     def token_vectors(
-        self, texts: Iterable[str], *, layer: int | None = None, depth: int | None = None
+        self, texts: Iterable[str], *, layer: int | None = None, depth: Depth | None = None
     ) -> list[TokenVectors]: ...
     def token_vectors(
-        self, texts: Texts, *, layer: int | None = None, depth: int | None = None
+        self, texts: Texts, *, layer: int | None = None, depth: Depth | None = None
     ) -> TokenVectors | list[TokenVectors]:
         """The vector of each token, with the characters it covers. Long texts are truncated.
 
@@ -187,7 +192,7 @@ class Albert(RuntimeModel):
         return _one_or_all(embedding.token_vectors(self, texts, depth, layer), isinstance(texts, str))
 
     def token_vectors_iter(
-        self, texts: Iterable[str], *, layer: int | None = None, depth: int | None = None
+        self, texts: Iterable[str], *, layer: int | None = None, depth: Depth | None = None
     ) -> Iterator[TokenVectors]:
         """The results of `token_vectors` one by one, in bounded memory for any number of texts.
 
@@ -212,6 +217,10 @@ class Albert(RuntimeModel):
         >>> Albert().similarity("a cat sat", "a dog sat") > 0.5
         True
         """
+        if keywords.get("dtype") not in (None, "float32"):
+            raise AlbertkitError(
+                f"dtype={keywords['dtype']!r} is not available for cosines, which are float32. Omit it."
+            )
         keywords["normalize"] = True  # a cosine, even if the model's vectors are not normalised
         a = self.embed(first, **keywords)
         b = a if second is None else self.embed(second, **keywords)
@@ -222,7 +231,7 @@ class Albert(RuntimeModel):
 
     # Words -------------------------------------------------------------------------------------------------------
 
-    def fill_mask(self, text: str, k: int = 5, depth: int | None = None) -> list[list[MaskPrediction]]:
+    def fill_mask(self, text: str, k: int = 5, depth: Depth | None = None) -> list[list[MaskPrediction]]:
         """The `k` most likely words for each [MASK] in a text.
 
         >>> len(Albert().fill_mask("The [MASK] sat on the mat.", k=3)[0])
@@ -234,14 +243,14 @@ class Albert(RuntimeModel):
 
     @overload
     def generate(
-        self, texts: str, *, depth: int | None = None, **settings: Unpack[GenerateKeywords]
+        self, texts: str, *, depth: Depth | None = None, **settings: Unpack[GenerateKeywords]
     ) -> GeneratedText: ...
     @overload
     def generate(
-        self, texts: Iterable[str], *, depth: int | None = None, **settings: Unpack[GenerateKeywords]
+        self, texts: Iterable[str], *, depth: Depth | None = None, **settings: Unpack[GenerateKeywords]
     ) -> list[GeneratedText]: ...
     def generate(
-        self, texts: Texts, *, depth: int | None = None, **settings: Unpack[GenerateKeywords]
+        self, texts: Texts, *, depth: Depth | None = None, **settings: Unpack[GenerateKeywords]
     ) -> GeneratedText | list[GeneratedText]:
         """The text that a model fine-tuned for `generate` generates from each text.
 
@@ -348,7 +357,10 @@ class Albert(RuntimeModel):
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import ChoiceExample
 
-        found: ChoiceResult = predict(self, [ChoiceExample(context, question, tuple(choices))], "choose", **keywords)[0]
+        if isinstance(choices, str):
+            raise AlbertkitError(f"choices is one text, {choices!r:.40}. Pass the choices in a list.")
+        example = ChoiceExample(context, question, tuple(embedding.list_texts(choices)))
+        found: ChoiceResult = predict(self, [example], "choose", **keywords)[0]
         return found
 
     def explain(

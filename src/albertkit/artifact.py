@@ -273,7 +273,7 @@ def model_identity(model: Artifact | StoredModel) -> str:
         "pooling": metadata.pooling,
         "normalize": metadata.normalize,
         "prompts": metadata.prompts,
-        "depth": metadata.depth or config.num_hidden_layers,
+        "depth": config.num_hidden_layers,  # the depth that is applied is part of the name of an opened model
         "quantization": metadata.quantization,
     }
     total = hashlib.sha256(json.dumps(about, sort_keys=True).encode())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import check_choice
+from albertkit.errors import AlbertkitError, check_choice
 
 MODELS = Path(__file__).parent / "models"
 BUILTINS = {
@@ -23,6 +23,7 @@ BUILTINS = {
     "small-zh": "Chinese sentence vectors; the start for classifying Chinese texts",
     "small-zh-pretrained": "Chinese masked-word predictions; the start for fine-tuning other tasks on Chinese texts",
 }
+SHARED_SPACE = "small-en-zh"  # the space of both models of vectors; no model (`search/shared_space.py`)
 DEFAULT = "small"  # the model of `Albert()`
 PRETRAINED = {DEFAULT: "small-pretrained", "small-zh": "small-zh-pretrained"}
 """For each model of vectors, the one that fills masks and is the start for fine-tuning on tokens."""
@@ -59,9 +60,19 @@ def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
     """The folder of a model: an existing path, or a built-in model for None or a name of `BUILTINS`."""
     if model is None:
         return MODELS / default
+    if is_shared_space(model):
+        raise AlbertkitError(
+            f"{SHARED_SPACE} is not one model: it is for the commands index, search and cluster. Use SharedSpace in "
+            f"Python, embed --space shared, or one of the models {', '.join(BUILTINS)}."
+        )
     if str(model) in BUILTINS and not Path(model).exists():
         return MODELS / str(model)
     return Path(model)
+
+
+def is_shared_space(model: Path | str | None) -> bool:
+    """Whether both models of vectors are meant; an existing folder of this name goes first."""
+    return str(model) == SHARED_SPACE and not Path(SHARED_SPACE).exists()
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class BuiltinModel:
     bytes: int
     """Size of all files in the folder."""
     shape: dict[str, int]
+    depth: int
+    """Layers that are applied by default."""
     quantization: str | None
     language: str | None
     licence: str | None
@@ -100,7 +113,8 @@ def describe(name: str) -> BuiltinModel:
         "length": config.max_position_embeddings,
     }
     return BuiltinModel(
-        name, BUILTINS[name], str(folder), sum(p.stat().st_size for p in folder.iterdir()), shape, meta.quantization,
+        name, BUILTINS[name], str(folder), sum(p.stat().st_size for p in folder.iterdir()), shape,
+        meta.depth or config.num_hidden_layers, meta.quantization,
         meta.details.get("language"), meta.details.get("licence"), meta.metrics, fingerprint(folder),
     )  # fmt: skip
 

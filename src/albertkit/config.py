@@ -323,6 +323,9 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({},),
 }
 
+# sentence-transformers writes one of these, by its version, for a classifier of pairs.
+CROSS_ENCODER_KEYS = ("sbert_ce_default_activation_function", "sentence_transformers")
+
 # Keys of other projects that do not change the encoder's output.
 FOREIGN_KEYS = frozenset([
     "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map",
@@ -336,7 +339,7 @@ FOREIGN_KEYS = frozenset([
     "pooler_type", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
     "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
     "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers_version",
-    "typical_p", "use_bfloat16", "use_cache", "xla_device",
+    "typical_p", "use_bfloat16", "use_cache", "xla_device", *CROSS_ENCODER_KEYS,
 ])  # fmt: skip
 
 

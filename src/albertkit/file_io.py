@@ -32,7 +32,10 @@ FILE_KINDS = {
     stat.S_ISCHR: "character device",
     stat.S_ISBLK: "block device",
 }
-MODEL_FILES = ("albertkit.json", "modules.json")  # a folder with one of them may be replaced
+# a folder with one of them may be replaced
+MODEL_FILES = ("albertkit.json", "modules.json", "onnx/model.onnx")
+WRITTEN_FILES = "albertkit-files.json"  # of a folder to which users add files: the SHA-256 of each that was written
+SHOWN_FILES = 5  # in an error
 CHECKSUM = "checksum"  # key of the SHA-256 of the other content of a JSON file
 
 
@@ -168,12 +171,49 @@ def digest(path: Path) -> str:
 def check_new_folder(
     target: Path, overwrite: bool = False, remedy: str = "Choose another folder, or overwrite it (--force)."
 ) -> None:
-    """Raise an error unless a folder is new or empty, or is a model and `overwrite` is set."""
+    """Raise an error unless a folder is new or empty, or is a model and `overwrite` is set.
+
+    A folder with `WRITTEN_FILES` is not replaced if a user has added or changed files.
+    """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not overwrite:
             raise AlbertkitError(f"{target} exists and is not empty. {remedy}")
-        if not any((target / name).is_file() for name in MODEL_FILES):
+        if (target / WRITTEN_FILES).is_file():
+            _check_unchanged(target)
+        elif not any((target / name).is_file() for name in MODEL_FILES):
             raise AlbertkitError(f"{target} is not a model folder, so it is not replaced. Choose another folder.")
+
+
+def list_files(folder: Path) -> list[Path]:
+    """All files of a folder and its folders, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+def list_written_files(folder: Path) -> None:
+    """Write the hash of each file of a folder into it, so that only an unchanged folder is overwritten."""
+    files = {path.relative_to(folder).as_posix(): digest(path) for path in list_files(folder)}
+    write_json(folder / WRITTEN_FILES, {"files": files})
+
+
+def _check_unchanged(folder: Path) -> None:
+    """Raise if a folder has files that its list of written files does not have, or with other hashes."""
+    written = read_json(folder / WRITTEN_FILES).get("files")
+    written = written if isinstance(written, dict) else {}
+    names = {path.relative_to(folder).as_posix(): path for path in list_files(folder)}
+    del names[WRITTEN_FILES]
+    kept = [
+        name
+        for name, path in names.items()
+        if name not in written or path.is_symlink() or digest(path) != written[name]
+    ]
+    if kept:
+        shown = ", ".join(kept[:SHOWN_FILES]) + (
+            f" and {len(kept) - SHOWN_FILES} more" if len(kept) > SHOWN_FILES else ""
+        )
+        raise AlbertkitError(
+            f"{folder} has files that were added or changed since it was written: {shown}. Overwriting would delete "
+            "them. Choose another folder, or move these files elsewhere first."
+        )
 
 
 @contextlib.contextmanager

@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_file
+from albertkit.onnx_model import GraphProto, ModelProto, NodeProto, TensorProto, make_external_tensor
 from albertkit.onnx_session import open_session
+from albertkit.protobuf import DecodeError
 from albertkit.quantized import QuantizedMatrix
 from albertkit.weights import TOKEN_HEADS, custom_heads
-
-if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 HEAD_OPSET = 17  # as in `runtime/graph_builder.py`, whose graphs the nodes are copied into
 MAX_HEAD_BYTES = 4 * 2**20
@@ -78,13 +77,10 @@ def check_has_graphs(weights: HeadWeights, graphs: Mapping[str, bytes]) -> None:
 
 def check_head_graph(name: str, data: bytes, weights: HeadWeights) -> ModelProto:
     """The graph as a message. Raises an error that names the file if it is not one that may be computed."""
-    from google.protobuf.message import DecodeError
-    from onnx import ModelProto
-
     if len(data) > MAX_HEAD_BYTES:
         raise _refusal(name, f"has {len(data):,} bytes; at most {MAX_HEAD_BYTES:,} are read")
     try:
-        model = ModelProto.FromString(data)
+        model = ModelProto.decode(data)
     except DecodeError:
         raise _refusal(name, "is not an ONNX file") from None
     opsets = {(one.domain or "ai.onnx", one.version) for one in model.opset_import}
@@ -115,12 +111,13 @@ def _check_node(name: str, node: NodeProto) -> None:
     if node.op_type in RANDOM:
         raise _refusal(name, f"uses the operator {node.op_type}; random numbers are not allowed")
     for attribute in node.attribute:
-        if attribute.HasField("g") or attribute.graphs:
+        if attribute.g is not None or attribute.graphs:
             raise _refusal(name, f"uses the operator {node.op_type}; loops and branches are not allowed")
-        if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+        if attribute.sparse_tensor is not None or attribute.sparse_tensors:
             raise _refusal(name, "contains sparse tensors, which are not allowed")
         for tensor in (attribute.t, *attribute.tensors):
-            _check_tensor(name, tensor)
+            if tensor is not None:
+                _check_tensor(name, tensor)
 
 
 def _check_tensor(name: str, tensor: TensorProto) -> None:
@@ -133,7 +130,6 @@ def _check_inputs(name: str, graph: GraphProto, weights: HeadWeights) -> None:
     if len(set(names)) < len(names):
         raise _refusal(name, "has two inputs of the same name")
     for entry in graph.input:
-        shape = tuple(dim.dim_value for dim in entry.type.tensor_type.shape.dim)
         if entry.name in INPUTS:
             continue
         if entry.name not in weights:
@@ -141,8 +137,8 @@ def _check_inputs(name: str, graph: GraphProto, weights: HeadWeights) -> None:
                 name, f"has the input {entry.name!r}, which is neither hidden, mask nor a tensor of the model"
             )
         stored = _array(weights[entry.name]).shape
-        if shape != stored:
-            raise _refusal(name, f"has the input {entry.name!r} of shape {shape}; the tensor has {stored}")
+        if entry.shape != stored:
+            raise _refusal(name, f"has the input {entry.name!r} of shape {entry.shape}; the tensor has {stored}")
     if [output.name for output in graph.output] != ["scores"]:
         raise _refusal(name, f"has the outputs {[output.name for output in graph.output]}; it must have one, 'scores'")
 
@@ -175,8 +171,10 @@ class HeadSession:
         options.inter_op_num_threads = 1
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # folding has no memory limit
         options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays])
-        with_weights = _weights_as_initializers(model, dict(zip(names, arrays, strict=True)))
-        self.session = self._call(lambda: open_session(with_weights.SerializeToString(), options, MAX_HEAD_MEMORY))
+        # written again: onnxruntime receives only what was checked, and weights in place of inputs
+        model.graph.input = [entry for entry in model.graph.input if entry.name in INPUTS]
+        model.graph.initializer += [make_external_tensor(n, a) for n, a in zip(names, arrays, strict=True)]
+        self.session = self._call(lambda: open_session(model.encode(), options, MAX_HEAD_MEMORY))
         self.inputs = {entry.name for entry in self.session.get_inputs()}
 
     def scores(self, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -199,19 +197,3 @@ class HeadSession:
         except Exception as error:  # onnxruntime has a class for each of its error codes
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise _refusal(self.file, f"cannot be computed by onnxruntime ({reason})") from None
-
-
-def _weights_as_initializers(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> ModelProto:
-    """The model with weights in place of inputs; onnxruntime receives their values separately."""
-    from onnx import TensorProto
-
-    inputs = [entry for entry in model.graph.input if entry.name in INPUTS]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    for name, array in arrays.items():
-        tensor = TensorProto(
-            name=name, data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL
-        )
-        tensor.external_data.add(key="location", value="weights")  # never opened: the session receives the arrays
-        model.graph.initializer.append(tensor)
-    return model

@@ -6,8 +6,10 @@ torch for a classifier that is not `frozen`.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,36 +20,38 @@ from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
 from albertkit.runtime.embed import list_texts
+from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks.dataset import split_examples
 from albertkit.tasks.examples import TextExample
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.utils import Tags
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted
 except ImportError as missing:  # pragma: no cover
-    raise AlbertkitError("estimators need scikit-learn: run  pip install 'albertkit[train]'") from missing
+    raise AlbertkitError("estimators need scikit-learn: run  pip install 'albertkit[frozen]'") from missing
 
 MIN_SPLIT_EXAMPLES = 50  # with at least this many examples, some are held out
 REMEDY = "Pass more examples or epochs, a lower learning_rate, or frozen=True"
 
 
-class AlbertVectorizer(TransformerMixin, BaseEstimator):
+class AlbertVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Sentence vectors as a step of a pipeline.
 
     model: a folder or the name of a built-in model. The default is the built-in English model. pooling, depth, bits:
     as in `Albert`.
 
     >>> AlbertVectorizer().fit_transform(["a cat", "a dog"]).shape
-    (2, 256)
+    (2, 384)
     """
 
     def __init__(
         self,
         model: str | Path | None = None,
         pooling: str | None = None,
-        depth: int | None = None,
+        depth: Depth | None = None,
         bits: int | None = None,
     ) -> None:
         self.model = model
@@ -63,7 +67,21 @@ class AlbertVectorizer(TransformerMixin, BaseEstimator):
     def transform(self, X: Iterable[str]) -> np.ndarray:
         """Sentence vectors (texts, dim)."""
         check_is_fitted(self)
-        return self.albert_.embed(X, pooling=self.pooling, depth=self.depth)
+        return self.albert_.embed(list_texts(X), pooling=self.pooling, depth=self.depth)
+
+    @property
+    def _n_features_out(self) -> int:
+        """The number of columns, for `get_feature_names_out` and `set_output`."""
+        return self.albert_.dim
+
+    def __sklearn_tags__(self) -> Tags:
+        return reads_texts(super().__sklearn_tags__())
+
+
+def reads_texts(tags: Tags) -> Tags:
+    """The tags of an estimator whose input is a list of texts."""
+    tags.input_tags.string, tags.input_tags.two_d_array = True, False
+    return tags
 
 
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
@@ -106,7 +124,10 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             raise AlbertkitError(
                 f"there are {len(texts)} texts and labels of shape {labels.shape}. Pass one label per text."
             )
-        odd = [label for label in labels.tolist() if not isinstance(label, str | int | float) or label != label]
+        given = [
+            x.item() if isinstance(x, np.generic) else x for x in np.asarray(y, object)
+        ]  # `labels` has NaN as "nan"
+        odd = [label for label in given if not isinstance(label, str | int | float) or label != label]
         if odd:
             raise AlbertkitError(f"one label is {odd[0]!r}. Pass one text or number per text.")
         check_classification_targets(labels)
@@ -118,8 +139,11 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         with tempfile.TemporaryDirectory() as folder:
             model = self._train(examples, Path(folder))
             self.files_ = {file.name: file.read_bytes() for file in sorted(model.iterdir())}
-            self.albert_ = Albert(model)
+        self._open()
         return self
+
+    def __sklearn_tags__(self) -> Tags:
+        return reads_texts(super().__sklearn_tags__())
 
     def save(self, folder: str | Path) -> Path:
         """Write the trained model as a folder. An existing folder is not overwritten."""
@@ -132,6 +156,13 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         for name, data in self.files_.items():
             (folder / name).write_bytes(data)
 
+    def _open(self) -> None:
+        """Open the trained model from a temporary folder, which is deleted with it."""
+        folder = Path(tempfile.mkdtemp())
+        self._write(folder)
+        self.albert_ = Albert(folder)
+        weakref.finalize(self.albert_, shutil.rmtree, folder, ignore_errors=True)
+
     def __getstate__(self) -> dict[str, Any]:
         """The state without the open model, so that a fitted classifier can be copied."""
         return {name: value for name, value in super().__getstate__().items() if name != "albert_"}
@@ -139,9 +170,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "files_" in state:
-            with tempfile.TemporaryDirectory() as folder:
-                self._write(Path(folder))
-                self.albert_ = Albert(folder)
+            self._open()
 
     def _train(self, examples: list[TextExample], folder: Path) -> Path:
         from albertkit.train.train_settings import FinetuneSettings
@@ -179,4 +208,5 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         """Probabilities, one column per class of `classes_`."""
         check_is_fitted(self)
         found = [result.probabilities or {} for result in self.albert_.classify(list_texts(X))]
-        return np.array([[row[str(label)] for label in self.classes_.tolist()] for row in found])
+        rows = [[row[str(label)] for label in self.classes_.tolist()] for row in found]
+        return np.array(rows, float).reshape(-1, len(self.classes_))

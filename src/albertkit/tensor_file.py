@@ -24,6 +24,7 @@ from albertkit.file_io import file_size, open_weights
 HEADER_LIMIT = 4 * 2**20  # bytes
 MAX_DIMS = 32
 MAX_TENSOR_BYTES = 16 * 2**30
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # the upper half of a float32; numpy has no such type
 TENSOR_TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
@@ -46,14 +47,14 @@ class StoredTensor:
     def read(self) -> np.ndarray:
         """The numbers; float16 and bfloat16 become float32."""
         array = self.read_numbers()
-        return array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
+        if array.dtype == BFLOAT16:
+            return (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def type_of(name: str) -> np.dtype:
     """The type with a name such as "<f4" or "bfloat16"."""
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def check_separate(tensors: Mapping[str, StoredTensor]) -> None:

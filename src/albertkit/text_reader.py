@@ -43,6 +43,10 @@ TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and 
 MAX_FILES = 100_000
 BOM = b"\xef\xbb\xbf"  # some editors write it at the start of a UTF-8 file
 DEFAULT_COLUMN = "text"
+ENCODING_REMEDY = (
+    "convert the file from its encoding, such as  iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or "
+    "ISO-8859-1 (Western Europe)"
+)
 
 
 class BadRow(ValueError):
@@ -255,7 +259,7 @@ def read_lines(
             try:
                 yield number, decode(line.removeprefix(BOM) if number == 1 else line).rstrip("\r\n")
             except BadRow as bad:
-                raise AlbertkitError(f"{_place(file, number)} {bad}. Convert the file to UTF-8.") from None
+                raise AlbertkitError(f"{_place(file, number)} {bad}; {ENCODING_REMEDY}.") from None
 
 
 def read_cells(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", "Artifact", "StoredModel")
 
+LAYOUTS = ("transformers.js", "sentence-transformers")  # folders of other libraries (`interop/layouts.py`)
 OWN_TYPE = "albertkit"  # a `model_type` that transformers does not know
 # Head → the class of transformers that reads the folder.
 ARCHITECTURES = {
@@ -124,6 +125,10 @@ def transformers_difference(artifact: Artifact) -> str | None:
 
 def transformers_remedy(artifact: Artifact) -> str:
     """The command that makes the model available to other programs, for a model with a difference."""
+    config, meta = artifact.config, artifact.metadata
+    has_plain_layers = config.num_hidden_groups == 1 and not config.options.active()
+    if meta.task == "embed" and meta.depth is not None and has_plain_layers:
+        return "Run  albertkit export FOLDER OUT --layout sentence-transformers  and open OUT"
     if transformers_difference(for_transformers(artifact)) is None:
         return "Run  albertkit convert FOLDER OUT  and open OUT"
     if artifact.metadata.task == "generate":

@@ -1,8 +1,8 @@
-"""Texts that a model cannot read, because many of their characters are not in its vocabulary.
+"""Texts that a model cannot read, because many of their characters are not in its vocabulary, or not to their end.
 
-In: a tokenizer and texts. Out: an `UnreadableTextWarning`, or an `UnreadableTextError` where a model is trained or an
-index is built. All such texts have nearly the same tokens, so results for them are meaningless. Imports `tokenizer/`
-and `builtin.py`; `runtime/`, `search/`, `serve/` and `train/` use it.
+In: a tokenizer and texts. Out: an `UnreadableTextWarning` or `TruncatedTextWarning`, or an `UnreadableTextError` where
+a model is trained or an index is built. Unreadable texts have nearly the same tokens, so results for them are
+meaningless. Imports `tokenizer/` and `builtin.py`; `runtime/`, `search/`, `serve/` and `train/` use it.
 """
 
 from __future__ import annotations
@@ -54,19 +54,47 @@ class UnreadableTextError(AlbertkitError):
     """
 
 
+class TruncatedTextWarning(UserWarning):
+    """Texts are longer than a classifier reads, so its results depend on their beginnings only.
+
+    >>> from albertkit import TruncatedTextWarning
+    >>> import warnings
+    >>> warnings.simplefilter("error", TruncatedTextWarning)  # an error instead of a warning
+    >>> warnings.simplefilter("default", TruncatedTextWarning)
+    """
+
+
 @dataclass(frozen=True)
 class UnreadableTexts:
-    """How many of some texts a model cannot read, and the first of them."""
+    """How many of some texts a model cannot read, and the first of them; and how many it does not read to the end."""
 
     count: int
     total: int
     example: str = ""
     share: float = 0.0
     """Share of unknown characters in the example."""
+    truncated: int = 0
+    """Texts that are longer than the model reads."""
+    limit: int = 0
+    """Tokens that it reads."""
 
     def __add__(self, other: UnreadableTexts) -> UnreadableTexts:
-        first = self if self.count else other
-        return UnreadableTexts(self.count + other.count, self.total + other.total, first.example, first.share)
+        first, count, total = self if self.count else other, self.count + other.count, self.total + other.total
+        cut = self.truncated + other.truncated
+        return UnreadableTexts(count, total, first.example, first.share, cut, max(self.limit, other.limit))
+
+    def messages(self, with_example: bool = True) -> list[str]:
+        """What to warn of."""
+        unreadable = [self.describe(with_example)] if self.count else []
+        return [*unreadable, self.describe_truncated()] if self.truncated else unreadable
+
+    def describe_truncated(self) -> str:
+        """The message about long texts."""
+        subject = "the text is" if self.total == 1 else f"{self.truncated:,} of {self.total:,} texts are"
+        return (
+            f"{subject} longer than the {self.limit} tokens that this model reads, so the rest has no effect. "
+            "Split long texts, or train with a larger --max-length."
+        )
 
     def describe(self, with_example: bool = True) -> str:
         """One message: the value, the rule and the remedy."""
@@ -149,8 +177,11 @@ def report_unreadable(found: UnreadableTexts, is_repeated: bool = False) -> None
     collector = _collector.get()
     if collector is not None:
         collector.append(found)
-    elif found.count and not is_repeated:
-        warnings.warn(found.describe(), UnreadableTextWarning, stacklevel=2)
+    elif not is_repeated:
+        if found.count:
+            warnings.warn(found.describe(), UnreadableTextWarning, stacklevel=2)
+        if found.truncated:
+            warnings.warn(found.describe_truncated(), TruncatedTextWarning, stacklevel=2)
 
 
 def check_readable(found: UnreadableTexts, most: float) -> None:

@@ -98,8 +98,14 @@ def _stopped(error: BaseException, rows: int, part: Path) -> AlbertkitError:
 
 def vector_json(text: str, vector: np.ndarray) -> str:
     """A text and its vector as one line of JSON."""
-    row = {"text": replace_surrogates(text), "vector": [round(float(x), 7) for x in vector]}
+    row = {"text": replace_surrogates(text), "vector": vector_numbers(vector)}
     return json.dumps(row, ensure_ascii=False)
+
+
+def vector_numbers(vector: np.ndarray) -> list[float]:
+    """The numbers of a vector for JSON: floats with seven digits, or integers."""
+    numbers: list[float] = vector.tolist()
+    return numbers if vector.dtype.kind in "iu" else [round(number, 7) for number in numbers]
 
 
 def token_json(text: str, found: Tokens) -> str:
@@ -132,19 +138,19 @@ class JsonlTokens(JsonlVectors):
 
 
 class NpyVectors:
-    """A float32 matrix; the number of rows in its header is corrected at the end."""
+    """A matrix of the vectors' type; the number of rows in its header is corrected at the end."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.rows, self.width = file, 0, 0
+        self.file, self.rows, self.width, self.dtype = file, 0, 0, "<f4"
         self.file.write(self._header())
 
     def _header(self) -> bytes:
-        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.rows}, {self.width}), }}"
+        header = f"{{'descr': '{self.dtype}', 'fortran_order': False, 'shape': ({self.rows}, {self.width}), }}"
         return b"\x93NUMPY\x01\x00\x76\x00" + header.ljust(117).encode() + b"\n"
 
     def write(self, text: str, vector: np.ndarray) -> None:
-        self.width = len(vector)
-        self.file.write(np.ascontiguousarray(vector, "<f4").tobytes())
+        self.width, self.dtype = len(vector), vector.dtype.newbyteorder("<").str
+        self.file.write(np.ascontiguousarray(vector, self.dtype).tobytes())
         self.rows += 1
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ draw_texts() {
       [ ! -f "$part/misc.tar.xz" ] || tar xJf "$part/misc.tar.xz" -C "$out/parts"
       find "$part" -maxdepth 1 \( -name '*-0*.xz' -o -name manifest.json -o -name unigrams.npy \) -exec cp {} "$out/parts" \;
     done
-    "$python" "$here/carry_shards.py" unpack "$out/parts" "$out/shards"
+    "$python" "$here/../carry_shards.py" unpack "$out/parts" "$out/shards"
   fi
   "$python" "$here/distill.py" "${options[@]}" --only-texts
 }

@@ -6,7 +6,8 @@ DATA contains zh-pairs, afqmc, cmrc2018 and chnsenticorp. A model is an albertki
 teacher is a folder of `teachers.py`. Scores in percent: Spearman correlation of cosines with the labels of STS-B
 (dev, and train as STS-B-train if named), AFQMC (dev) and PAWS-X (dev); area under the ROC curve for AFQMC and OPPO; nDCG@10 of questions that look for
 the first 256 characters of their paragraph in CMRC (trial); accuracy of logistic regression on frozen vectors for ChnSentiCorp (1,000 training
-texts, all of dev). Results go to --out as JSON, and a table to the terminal.
+texts, all of dev). Results go to --out as JSON, and a table to the terminal. With --record they also go to
+studies/results/small-zh.json, from which `make docs` writes the tables and the model card.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("src", "bench")] + [str(Path(__file__).parent)]
 
 Embed = Callable[[list[str]], np.ndarray]  # texts → vectors of length 1
 Score = Callable[[Embed], dict[str, float]]
 TRAINING_TEXTS = 1_000  # of ChnSentiCorp
 LONGEST = 256  # characters of a paragraph or review
+RECORD = Path(__file__).parents[1] / "results" / "small-zh.json"
+RECORDED = {  # the task's name in the results
+    "STS-B": "STS-B dev", "AFQMC": "AFQMC dev", "OPPO": "OPPO dev", "PAWS-X": "PAWS-X dev", "CMRC": "CMRC trial", "ChnSentiCorp": "ChnSentiCorp dev",
+}  # fmt: skip
 
 
 def read_rows(file: Path, columns: int, skip: int = 0) -> list[list[str]]:
@@ -128,6 +133,27 @@ def write_keys(data: Path, file: Path) -> None:
     file.write_text("\n".join(sorted(set(map(text_key, texts)))) + "\n", encoding="ascii")
 
 
+def record(result: dict[str, dict[str, float]], model: Path) -> None:
+    """Write the scores, in parts of 1, with the model and the machine they belong to."""
+    from inference import machine
+
+    from albertkit.builtin import fingerprint
+
+    tasks: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for encoder, scores in result.items():
+        kind = encoder.replace("small-zh,", "int8,")
+        for name, value in scores.items():
+            task, _, metric = name.rpartition(" ")
+            tasks.setdefault(RECORDED[task], {"scores": {}})["scores"].setdefault(kind, {})[metric] = value / 100
+    about = {
+        "model": {"hash": fingerprint(model)},
+        "machine": machine(2),
+        "command": " ".join(sys.argv),
+        "tasks": tasks,
+    }
+    RECORD.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def print_table(result: dict[str, dict[str, float]]) -> None:
     """A Markdown table: one row per encoder."""
     names = list(dict.fromkeys(name for scores in result.values() for name in scores))
@@ -175,6 +201,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, help="cut the vectors of models to this width")
     parser.add_argument("--limit", type=int, help="this many examples of each task, for a quick look")
     parser.add_argument("--out", type=Path, help="JSON file for the results; existing ones of other encoders are kept")
+    parser.add_argument("--record", type=Path, metavar="MODEL", help="record the results as those of this model")
     parser.add_argument("--keys", type=Path, help="only write the keys of all texts here, for distill.py --exclude")
     args = parser.parse_args()
     if args.keys:
@@ -197,6 +224,8 @@ def main() -> None:
         if args.out:
             args.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     print_table(result)
+    if args.record:
+        record(result, args.record)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """A distilled model without the positions that its texts never reached, so that longer texts are read in windows.
+Of its metrics, only the cosines with the targets are kept.
 
 python studies/small-zh/finish.py MODEL TARGET [POSITIONS]
 """
@@ -22,7 +23,10 @@ def cut_positions(source: Path, target: Path, positions: int = POSITIONS) -> Non
     model = read_artifact(source)
     weights = {**model.weights, TABLE: model.weights[TABLE][:positions]}
     config = model.config.replace(max_position_embeddings=positions)
-    write_artifact(dataclasses.replace(model, weights=weights, config=config), target, overwrite=True)
+    cosines = {name: value for name, value in model.metadata.metrics["vectors"].items() if name.startswith("cosine_")}
+    metadata = dataclasses.replace(model.metadata, metrics={"vectors": cosines})
+    finished = dataclasses.replace(model, weights=weights, config=config, metadata=metadata)
+    write_artifact(finished, target, overwrite=True)
 
 
 if __name__ == "__main__":

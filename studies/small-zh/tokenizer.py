@@ -23,14 +23,12 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, pre_tokenizers
-
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 
 from albertkit.tokenizer import Tokenizer  # noqa: E402
 from albertkit.tokenizer.normalizer import Normalizer  # noqa: E402
-from albertkit.tokenizer.tokenizer_files import metaspace_words  # noqa: E402
-from albertkit.tokenizer.train_vocabulary import PUNCTUATION  # noqa: E402
+from albertkit.tokenizer.tokenizer_json import metaspace_words, sequence, split  # noqa: E402
+from albertkit.tokenizer.train_vocabulary import PUNCTUATION, open_tokenizer  # noqa: E402
 from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary, parse_spiece  # noqa: E402
 
 LEAST = 8  # a character that occurs less often in the text gets no token
@@ -117,11 +115,9 @@ def train(given: argparse.Namespace) -> None:
     chars = sum(map(len, texts))
     print(json.dumps({"characters": chars, "alphabet": len(alphabet), "counted": sum(counts.values())}), flush=True)
     given.output.mkdir(parents=True, exist_ok=True)
-    split = metaspace_words(split_scripts=True)
-    marks = pre_tokenizers.Split(Regex(PUNCTUATION), "isolated")
-    words = collections.Counter(
-        word for text in texts for word, _ in pre_tokenizers.Sequence([split, marks]).pre_tokenize_str(text)
-    )
+    steps = sequence("pretokenizers", [*metaspace_words(split_scripts=True), split(PUNCTUATION)])
+    splitter = open_tokenizer({"type": "Unigram", "unk_id": None, "vocab": []}, {"pre_tokenizer": steps}).pre_tokenizer
+    words = collections.Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(text))
     listed = given.output / "words.tsv"
     listed.write_text("".join(f"{word}\t{n}\n" for word, n in words.items()), encoding="utf-8")
     print(len(words), "different words", flush=True)

@@ -45,6 +45,11 @@ def vectors(out: Path) -> tuple[list[tuple[str, int]], np.ndarray]:
     return keys, np.concatenate([part["vector"] for part in parts])
 
 
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The cosine of each row with the same row of another array."""
+    return np.asarray((first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1))
+
+
 def dies(pipe: object, job: object) -> None:
     """A worker that does not live long."""
     os._exit(1)

@@ -161,10 +161,12 @@ def test_cuda_without_torch_names_the_install(models, command, monkeypatch):
         run(command, "-m", models / command, "--device", "cuda", "a cat")
 
 
-def test_bulk_work_has_no_device(models, tmp_path):
+def test_bulk_work_checks_the_device_first(models, tmp_path):
     (tmp_path / "a.txt").write_text("a cat\n", encoding="utf-8")
-    with pytest.raises(AlbertkitError, match=r"--device cuda .* --engine local.* Omit one"):
-        run("embed", "-m", models / "embed", "--device", "cuda", "--engine", "local", tmp_path / "a.txt", "-o", "out")
+    out = tmp_path / "out"
+    with pytest.raises(AlbertkitError, match=r"'cuda' is not available: torch finds no GPU.*Omit device"):
+        run("embed", "-m", models / "embed", "--device", "cuda", "--engine", "local", tmp_path / "a.txt", "-o", out)
+    assert not out.exists()
 
 
 def test_several_workers_need_the_cpu():

@@ -140,10 +140,13 @@ def test_index_and_cluster_read_by_suffix(models, files, name):
 
 def test_queries_are_read_by_suffix(models, files):
     run("index", files / "t.txt", "-o", files / "notes.idx", "-m", models / "embed")
-    done = run("search", files / "notes.idx", "-f", files / "t.csv", "--mode", "keyword", "--json")
+    queries = [row for row in ROWS if row.strip()]
+    (files / "q.jsonl").write_text("".join(json.dumps({"text": query}) + "\n" for query in queries))
+    done = run("search", files / "notes.idx", "-f", files / "q.jsonl", "--mode", "keyword", "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["query"] for row in found] == ROWS
-    assert found[1]["hits"] == [] and found[0]["hits"]
+    assert [row["query"] for row in found] == queries and found[0]["hits"]
+    with pytest.raises(AlbertkitError, match=f"query 2 of {len(ROWS)} is blank"):
+        run("search", files / "notes.idx", "-f", files / "t.csv", "--mode", "keyword")
 
 
 def test_prune_reads_its_vocabulary_from_a_column(models, files):

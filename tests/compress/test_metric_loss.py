@@ -64,7 +64,7 @@ def test_quantize_and_static_measure_the_ranking_of_similarities(tmp_path):
     table = make_static_model(tmp_path / "m", tmp_path / "table", TEXTS * 2, dim=4).metric_loss
     rounded = quantize(tmp_path / "m", tmp_path / "q", 8, TEXTS * 12).metric_loss
     assert table is not None and rounded is not None and table.metric == rounded.metric == RANKING
-    assert rounded.after > 0.97 > table.after and "Spearman" in str(table)
+    assert rounded.after > 0.95 > table.after and "Spearman" in str(table)
 
 
 def test_texts_of_the_user_are_used_if_there_are_enough(tmp_path):

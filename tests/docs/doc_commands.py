@@ -14,9 +14,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,11 @@ from albertkit.tokenizer import Tokenizer
 from tests import custom_heads
 from tests.conftest import ROOT, SPIECE, tiny
 
+LANCEDB_COMMANDS = {
+    'albertkit index examples/notes.txt -o "lancedb': "needs LanceDB, and runs where it is installed",
+    'albertkit index examples/notes-zh.txt -o "lancedb': "needs LanceDB, and runs where it is installed",
+    'albertkit search "lancedb': "needs LanceDB, and runs where it is installed",
+}
 NOT_RUN = {  # how a line begins → why no test types it
     "make ": "sets up .venv or runs the whole suite; .ci/run does both",
     ". .venv": "the shell's own",
@@ -48,7 +55,18 @@ NOT_RUN = {  # how a line begins → why no test types it
     "albertkit distill gte/": "needs other encoders; tests/train/test_distill_vectors.py makes small ones",
     "albertkit embed --engine ray": "needs a cluster; tests/bulk starts a small one where Ray is installed",
     "ray start": "starts a cluster",
+    "albertkit embed --device cuda": "needs a GPU; tests/gpu runs it where there is one",
     "pip download": "needs a package index",
+    'albertkit index examples/notes.txt -o "pgvector': "needs a server at an address; tests/search starts one",
+    'albertkit index examples/notes-zh.txt -o "pgvector': "needs a server at an address; tests/search starts one",
+    'albertkit search "pgvector': "needs a server at an address; tests/search starts one",
+    **({} if find_spec("lancedb") else LANCEDB_COMMANDS),
+    "npm install": "needs a package index",
+    "python -m http.server": "runs until it is stopped",
+    **{
+        f"albertkit export {name} --web": "needs onnxruntime-web; tests/web exports where it is installed"
+        for name in ("small", "small-zh", "messages")
+    },
 }
 FILTERS = ("sed", "grep", "head", "tail", "sort", "wc", "cut")  # run as they are
 SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to drop (with how many values), and to add
@@ -146,7 +164,7 @@ def quantise(source: Path, target: Path) -> None:
 
 def foreign(folder: Path) -> None:
     """Checkpoints in the layouts of others."""
-    from albertkit.interop.sentence_transformers import write_folder
+    from albertkit.interop.layouts import export_layout
     from tests.interop.bundle_writer import to_variables, write_bundle
     from tests.interop.test_foreign_layouts import google_config
 
@@ -165,7 +183,9 @@ def foreign(folder: Path) -> None:
     AlbertModel(small, {"mlm": build_head("mlm", small)}).save(folder / "albert_tiny_zh", chinese)
     encoder = AlbertModel(config, {}, pooler=False).weights()
     vectors = Artifact(config, encoder, Tokenizer.from_spiece(SPIECE), ArtifactMetadata(task="embed", pooling="mean"))
-    write_folder(vectors, folder / "st-albert")
+    with tempfile.TemporaryDirectory() as place:
+        write_artifact(vectors, Path(place) / "source")
+        export_layout(Path(place) / "source", folder / "st-albert", "sentence-transformers")
     plain = AlbertModel(config, {"mlm": build_head("mlm", config)})
     plain.save(folder / "albert-base-v2", Tokenizer.from_spiece(SPIECE))
     (folder / "albert-base-v2" / "albertkit.json").unlink()  # as transformers writes it

@@ -34,6 +34,7 @@ SHOWN = {  # kinds of blocks that are only looked at
     "text": "what a command prints",
     "pycon": "an example of a docstring, which test_api_examples.py runs",
     "json": "what a server answers",
+    "js": "part of a web page; tests/web/test_browser.py makes the same calls in Chromium",
     "yaml": "a file of another program",
     "dockerfile": "a file of another program",
 }

@@ -21,9 +21,9 @@ def test_every_page_is_on_the_site():
     assert set(named) == there, f"to add to NAVIGATION: {there - set(named)}; to take out: {set(named) - there}"
 
 
-def test_english_docs_have_at_most_30_pages():
+def test_english_docs_have_at_most_31_pages():
     pages = [p for p in (ROOT / "docs").rglob("*.md") if "zh" not in p.relative_to(ROOT).parts]
-    assert len(pages) <= 30, sorted(str(p) for p in pages)
+    assert len(pages) <= 31, sorted(str(p) for p in pages)
 
 
 def test_twins_point_at_each_other():
@@ -50,6 +50,14 @@ def test_site_has_both_languages_and_the_linked_files(site):
     for page in site.rglob("*.html"):
         for link in re.findall(r'href="([^"#?:]+)(?:#[^"]*)?"', page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.relative_to(site)}: {link}"
+
+
+def test_front_pages_carry_the_demo_of_their_language(tmp_path):
+    for language, (name, title) in build_site.DEMOS.items():
+        (tmp_path / name).mkdir()
+        page = build_site.with_demo("# albertkit\n\nA text.\n\n## Install\n", language, tmp_path)
+        assert f"demo/{name}/index.html" in page and title in page and page.index("<iframe") < page.index("## Install")
+        assert page.count('loading="lazy"') == 1 and build_site.with_demo("# a\n", language, None) == "# a\n"
 
 
 @pytest.mark.slow

@@ -26,12 +26,12 @@ def messages(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["small", "small-zh", "messages"])
 def test_explain_shows_trained_depths_only(messages, name):
     albert = Albert(messages if name == "messages" else name)
-    trained = list(trained_depths(albert.config, albert.metadata))
+    trained = list(trained_depths(albert.config, albert.metadata, albert.depth))
     found = albert.explain(TEXT)
     assert [layer.depth for layer in found.layers] == trained and 1 not in trained and trained[-1] == albert.depth
     assert found.stable_depth is None or found.stable_depth in trained
-    with pytest.raises(AlbertkitError, match="depth=5 is not available: this model was trained for depths"):
-        albert.explain(TEXT, depth=5)
+    with pytest.raises(AlbertkitError, match="depth=2 is not available: this model was trained for depths"):
+        albert.explain(TEXT, depth=2)
 
 
 def test_early_exit_of_a_frozen_head_uses_trained_depths(messages):
@@ -41,7 +41,9 @@ def test_early_exit_of_a_frozen_head_uses_trained_depths(messages):
 
 def test_command_line_shows_trained_depths_only(messages):
     printed = CliRunner().invoke(app, ["explain", "-m", str(messages), "--json", TEXT]).stdout
-    assert [layer["depth"] for layer in json.loads(printed)["layers"]] == [3, 6, 9, 12]
+    assert [layer["depth"] for layer in json.loads(printed)["layers"]] == [3, 6]
+    full = CliRunner().invoke(app, ["explain", "-m", str(messages), "--json", "--depth", "full", TEXT]).stdout
+    assert [layer["depth"] for layer in json.loads(full)["layers"]] == [3, 6, 9, 12]
 
 
 def test_server_explains_a_frozen_head(messages):
@@ -51,7 +53,8 @@ def test_server_explains_a_frozen_head(messages):
         body = found.json()
         assert [one["depth"] for one in body["depths"]] == [3, 6, 9, 12]
         assert body["kind"] == "classify" and body["stable_depth"] in (3, 6, 9, 12)
-        assert body["depths"][-1]["matches_full_depth"] and body["depths"][-1]["cosine"] == pytest.approx(1, abs=1e-5)
+        default = next(one for one in body["depths"] if one["depth"] == body["full_depth"] == 6)
+        assert default["matches_full_depth"] and default["cosine"] == pytest.approx(1, abs=1e-5)
         assert server.get("/v1/models").json()["data"][0]["depths"] == [3, 6, 9, 12]
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from albertkit.artifact import Artifact, ArtifactMetadata, read_stored, write_artifact, write_metadata
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_stored
-from albertkit.interop.sentence_transformers import write_folder
+from albertkit.interop.layouts import export_layout
 from albertkit.tokenizer import Tokenizer
 from albertkit.transformers_folder import public_tensors
 from albertkit.weights import encoder_shapes
@@ -35,7 +35,7 @@ import json, resource, sys
 from albertkit import file_io
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model, open_stored
-import google_crc32c, ml_dtypes, onnx, onnx.numpy_helper
+import google_crc32c
 open_model("small")
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
@@ -182,7 +182,9 @@ def whole_model(folder: Path, kind: str) -> Path:
     if kind == "artifact":
         return write_artifact(artifact, folder)
     if kind == "sentence-transformers":
-        return write_folder(artifact, folder)
+        source = write_artifact(artifact, folder.with_name(f"{folder.name}-source"))
+        export_layout(source, folder, "sentence-transformers")
+        return folder
     hostile.model_folder(folder, artifact.config)
     if kind == "tensorflow":
         bundle_writer.write_bundle(folder / "m", bundle_writer.to_variables(artifact))

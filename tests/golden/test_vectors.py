@@ -21,6 +21,7 @@ TEXTS = [
 LONG = " ".join(f"Sentence number {number} speaks of ships, harbours and the weather." for number in range(24))
 SETTINGS = {
     "default": {},
+    "full": {"depth": "full"},
     "cls": {"pooling": "cls"},
     "max": {"pooling": "max"},
     "layer": {"layer": 5},

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import app
+from albertkit.compress.quantize import split_texts
+from albertkit.errors import AlbertkitError
 from albertkit.runtime import activation_moments as calibrate
 from albertkit.runtime.activation_moments import (
     example_tokens,
@@ -82,3 +84,11 @@ def test_model_quantized_on_opening_is_calibrated_on_sentences(vectors, tmp_path
     monkeypatch.setattr(calibrate, "record_inputs", lambda config, weights, ids, *more: (seen.extend(ids), watch(config, weights, ids, *more))[1])  # fmt: skip
     Albert(tmp_path / "float", bits=4, threads=1)
     assert seen == example_tokens(SMALL, vectors.tokenizer, 16)
+
+
+@pytest.mark.parametrize("wrong", ["one text that is long", ["a text"] * 20 + [None]], ids=["str", "None"])
+def test_calibration_texts_that_are_no_list_of_texts_are_an_error(vectors, wrong):
+    told = "one text, 'one text that is long'. Pass a list" if isinstance(wrong, str) else "text 20 is missing"
+    for read in (split_texts, lambda texts: calibrate.calibration_tokens(vectors, texts)):
+        with pytest.raises(AlbertkitError, match=told):
+            read(wrong)

@@ -9,12 +9,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import warnings
 import zlib
+from enum import Enum
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from albertkit.cli import search_commands as cli_search
@@ -68,6 +70,47 @@ def index(tmp_path):
 # Adding, replacing, deleting --------------------------------------------------------------------------------------
 
 
+class Name(str, Enum):
+    """A string of another type."""
+
+    FILE = "notes.txt"
+
+
+def test_strings_and_numbers_of_other_types_are_stored_as_plain_ones(index):
+    index.add([Record(np.str_("a"), np.str_("the cat"), Name.FILE, True), Record("b", "the 猫", "", np.int64(7))])
+    for mode in ("hybrid", "keyword"):
+        hit = index.search("cat", 1, mode)[0]
+        assert (hit.id, hit.text, hit.source, hit.line) == ("a", "the cat", "notes.txt", 1)
+        assert [type(value) for value in (hit.id, hit.text, hit.source, hit.line)] == [str, str, str, int]
+    assert index.search("猫", 1, "keyword")[0].line == 7 and index.add([Record("a", "the cat", "notes.txt", 1)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (Record(1, "a text"), "id=1 is not a string"),
+        (Record("1", None), "text=None is not a string"),
+        (Record("1", "a text", 2.5), "source=2.5 is not a string"),
+        (Record("1", "a text", "", 2**70), r"line=1180591620717411303424 is not a whole number of 64 bits"),
+        (Record("1", "a text", "", "7"), "line='7' is not a whole number"),
+    ],
+)
+def test_what_an_index_cannot_store_is_an_error(index, record, reason):
+    with pytest.raises(AlbertkitError, match=reason):
+        index.add([record])
+
+
+def test_all_hits_of_a_query_are_read_at_once(index, monkeypatch):
+    """A table in another program answers one question per query, not one per hit."""
+    index.add([*many(20), Record("code", "E1234 zzz"), Record("both", "w1 alpha")])
+    calls, hits = [], index._hits
+    monkeypatch.setattr(index, "_hits", lambda ranked, matched: calls.append(len(ranked)) or hits(ranked, matched))
+    found = index.search_many(["alpha w1", "n3 zzz"], 10, min_score=0.8)
+    assert calls == [len(hits) for hits in found]
+    assert [(hit.id, hit.matched) for hit in found[0]] == [("both", "both"), ("r12", "words")]
+    assert sorted((hit.id, hit.matched) for hit in found[1]) == [("code", "words"), ("r3", "words")]
+
+
 def test_what_is_added_is_found_after_reopening(index, tmp_path):
     records = many(3000)
     assert index.add(records) == 3000 and len(index) == 3000
@@ -115,9 +158,36 @@ def test_upsert_embeds_only_what_changed(index):
 
 
 def test_the_last_of_equal_ids_stands(index):
-    assert index.add([Record("a", "first"), Record("b", "same"), Record("a", "second"), Record("c", "same")]) == 3
+    with pytest.warns(UserWarning, match="1 id occurs more than once, such as 'a'; only the last text"):
+        assert index.add([Record("a", "first"), Record("b", "same"), Record("a", "second"), Record("c", "same")]) == 3
     assert index.embedder.count == 2
     assert [h.text for h in index.search("first second", mode="keyword")] == ["second"]
+
+
+def test_repeated_ids_of_one_run_are_counted(index):
+    """In one batch or in several; a record that is read twice, or is replaced by another run, is not repeated."""
+    records = [Record(id, f"text {n}", "t.jsonl", n) for n, id in enumerate("abacbd", 1)]
+    for batch in (2, 100):
+        with pytest.warns(UserWarning, match=r"2 ids occur more than once, such as 'a' \(t.jsonl:3\); only the last"):
+            index.add(records, batch=batch)
+        assert len(index) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        index.add([records[0], records[1], records[0]], batch=2)
+        index.add([Record("a", "another")])
+
+
+def test_one_string_is_one_id_or_one_place(tmp_path):
+    with Index.create(tmp_path / "i", Toy()) as index:
+        index.add(Record(name, f"text {name}", source="/srv/notes.txt") for name in ("1", "2", "12"))
+    with Index.open(tmp_path / "i", Toy()) as index:
+        assert index.delete_unseen("/other") == 0 and len(index) == 3
+        assert index.delete("12") == 1 and len(index) == 2
+        for wrong in (None, 5):
+            with pytest.raises(AlbertkitError, match=f"the id {wrong} is not a string"):
+                index.delete([wrong])
+        with pytest.raises(AlbertkitError, match="single text"):
+            index.search_many("text 1")
 
 
 def test_delete_leaves_no_trace_and_frees_the_place(index):
@@ -225,6 +295,7 @@ def test_scores_are_cosines_and_hits_name_what_matched(index):
 @settings(max_examples=150)
 @given(st.text(max_size=60) | st.text('"*()^:-+{}AND OR NOT NEAR,北京', max_size=40))
 def test_no_query_breaks_the_syntax(shared, query):
+    assume(query.strip())
     shared.search(query, 3, "keyword")
     assert len(shared.search(query, 3, min_score=-1)) == 3
 
@@ -372,8 +443,8 @@ def test_each_wrong_file_is_one_sentence(index, tmp_path):
         (tmp_path / "bad").write_bytes(whole[:where] + b"\xa5" * (len(whole) - where))
         fails("cannot be used|damaged")
     for change, sentence in {
-        "PRAGMA user_version = 4": "has format 4, not 3. Update albertkit",
-        "PRAGMA user_version = 1": "has format 1, not 3. Index the files again",
+        "PRAGMA user_version = 5": "has format 5, not 4. Update albertkit",
+        "PRAGMA user_version = 1": "has format 1, not 4. Index the files again",
         "DELETE FROM meta": "does not name its model",
         "UPDATE meta SET value = '-3' WHERE key = 'dim'": "does not name its model",
         "UPDATE vectors SET data = x'00'": "has a wrong size or checksum",
@@ -419,6 +490,11 @@ def test_odd_arguments(index):
     for k in (0, -1, 10**9):
         with pytest.raises(AlbertkitError, match="k="):
             index.search("x", k=k)
+    for query in ("", " \u3000\n"):
+        for mode in ("hybrid", "vector", "keyword"):
+            with pytest.raises(AlbertkitError, match="query 2 of 2 is blank"):
+                index.search_many(["n1", query], mode=mode)
+    assert len(index.search_many([""], 2, "vector", vectors=index.embedder.embed(["n1"]), min_score=-1)[0]) == 2
     assert index.search_many([]) == [] and len(index.search("x", 10_000, "vector", min_score=-1)) == 3
     assert index.delete([]) == 0 and index.add([]) == 0
     with Index.open(index.path, None) as bare:
@@ -595,6 +671,22 @@ def test_index_search_and_forget(tmp_path, toy_model):
     assert "no longer at" in str(run(cli_search.search, out, "x", ok=False).exception)
 
 
+def test_an_error_names_the_model_of_an_index(tmp_path):
+    for place in ("small-zh", ""):
+        Index.create(tmp_path / "t.idx", Toy(), overwrite=True, model_path=place).close()
+        named = "small-zh, toy" if place else "toy"
+        with pytest.raises(AlbertkitError, match=rf"with model {named} \(32 dimensions\), not other \(32\)"):
+            Index.open(tmp_path / "t.idx", Toy(name="other"))
+
+
+def test_the_command_warns_of_repeated_ids(tmp_path, toy_model):
+    file = tmp_path / "dup.jsonl"
+    file.write_text('{"id": "1", "text": "the cat"}\n{"id": "2", "text": "a dog"}\n{"id": "1", "text": "the train"}\n')
+    line = (file, "--id-column", "id", "-o", tmp_path / "d.idx", "-m", tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"1 id occurs more than once, such as '1' \(.*dup\.jsonl:3\)"):
+        assert "2 texts" in run(cli_search.index, *line).stdout
+
+
 def test_cluster_verb(tmp_path, toy_model):
     file = tmp_path / "t.txt"
     file.write_text("red apple\nred apple pie\nred apple\nblue sea\nblue sea fish\n")
@@ -614,4 +706,4 @@ def test_help_has_an_example(command):
 def test_search_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import albertkit.cli.search_commands, albertkit.search.index"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert module.FORMAT == 3
+    assert module.FORMAT == 4

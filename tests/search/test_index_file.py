@@ -87,7 +87,7 @@ def test_large_indexes_are_read_block_by_block_with_the_same_hits(tmp_path, monk
         index.add(many(4000))
         kept = index.search_many(queries, 5)
         assert len(index._blocks.kept) == 4
-    monkeypatch.setattr(vectors, "KEPT_BYTES", 2 * vectors.BLOCK * 36)
+    monkeypatch.setattr(vectors, "KEPT_BYTES", 2 * vectors.BLOCK * 44)
     with Index.open(tmp_path / "t.idx", Toy()) as index:
         assert names(index.search_many(queries, 5)) == names(kept) == names(index.search_many(queries, 5))
         assert len(index._blocks.kept) == 2
@@ -183,3 +183,22 @@ def test_journal_of_a_deleted_index_is_not_applied_to_a_new_one(tmp_path):
     with Index.open_or_create(path, embedder) as index:
         assert index.is_new and index.add([Record("b", "the dog ran", "notes", 0)]) == 1
         assert [hit.id for hit in index.search("the dog ran", k=1, mode="keyword")] == ["b"]
+
+
+def test_changes_that_were_rolled_back_are_not_searched(index_of_notes):
+    index = index_of_notes
+    before = index.search("entirely new", 3, "vector", min_score=-1)
+    new = index._embed_new(["entirely new"])
+    with pytest.raises(KeyboardInterrupt), index._write():
+        index._add({"r0": Record("r0", "entirely new")}, new)
+        assert index._blocks.read([0])[0].dot(index._unit_vectors(["entirely new"])[0]) > 0.99
+        raise KeyboardInterrupt
+    assert index.search("entirely new", 3, "vector", min_score=-1) == before
+
+
+@pytest.fixture
+def index_of_notes(tmp_path):
+    with Index.create(tmp_path / "t.idx", Toy()) as index:
+        index.add(many(50))
+        index.search("w1", 3)
+        yield index

@@ -29,7 +29,7 @@ def notes(request, tmp_path_factory):
     name, queries = NOTES[request.param]
     path = tmp_path_factory.mktemp("notes") / "notes.idx"
     lines = (ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()
-    with Index.create(path, Albert(request.param), place=request.param) as index:
+    with Index.create(path, Albert(request.param), model_path=request.param) as index:
         index.add(Record(f"{number}", line, name, number) for number, line in enumerate(lines, 1))
         yield index, path, queries
 
@@ -52,15 +52,17 @@ def test_a_hit_by_words_stays_at_any_cosine(notes):
     index.delete(["odd"])
 
 
-def test_the_command_says_how_many_texts_were_left_out_and_how_to_see_them(notes):
+def test_the_command_says_that_texts_were_left_out_and_how_to_see_them(notes):
     _, path, queries = notes
     done = CliRunner().invoke(app, ["search", str(path), "asdfghjkl"])
     assert done.exit_code == 0 and not done.stdout
     assert done.stderr.strip() == (
-        "no results: 10 texts are not similar enough to the query. Show all with  --min-score -1"
+        "no results: the texts are not similar enough to the query. Show all with  --min-score -1"
     )
     found = CliRunner().invoke(app, ["search", str(path), next(iter(queries)), "-k", "5"])
-    assert 1 <= len(found.stdout.splitlines()) < 5 and "no further results: " in found.stderr
+    assert 1 <= len(found.stdout.splitlines()) < 5 and "no further results: other texts are" in found.stderr
+    full = CliRunner().invoke(app, ["search", str(path), next(iter(queries)), "-k", "1"])
+    assert len(full.stdout.splitlines()) == 1 and not full.stderr  # there may be further results
     everything = CliRunner().invoke(app, ["search", str(path), "asdfghjkl", "--min-score", "-1", "--json"])
     assert len(json.loads(everything.stdout)["hits"]) == 10 and json.loads(everything.stdout)["left_out"] == 0
     nothing = json.loads(CliRunner().invoke(app, ["search", str(path), "asdfghjkl", "--json"]).stdout)

@@ -77,6 +77,12 @@ def test_an_index_with_both_languages_is_searched_in_both(space, tmp_path):
         Index.open(tmp_path / "both.idx", Albert())
 
 
+@pytest.mark.parametrize("command", [["embed", "hi", "-m"], ["info"], ["serve"]])
+def test_its_name_is_no_model_of_other_commands(command):
+    with pytest.raises(AlbertkitError, match="small-en-zh is not one model.*index, search and cluster.*SharedSpace"):
+        CliRunner().invoke(app, [*command, "small-en-zh"], catch_exceptions=False)
+
+
 def test_the_command_line_indexes_and_searches_both_languages(tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("\n".join(pair[n % 2] for n, pair in enumerate(PAIRS)) + "\n", encoding="utf-8")

@@ -48,6 +48,11 @@ MADE = {
         ArtifactMetadata(task="generate", details={"max_length": 40, "target_length": 6, "words": 3}),
         {"mlm": 0},
     ),
+    "ranker": (ArtifactMetadata(task="classify", labels=("no", "yes"), details={"pairs": True}), {"classify": 2}),
+    "grader": (
+        ArtifactMetadata(task="classify", details={"kind": "regression", "mean": 3.0, "std": 1.5, "pairs": True}),
+        {"classify": 1},
+    ),
 }
 
 

@@ -79,7 +79,7 @@ def test_openai_models_and_errors(openai, server, folders):
     ):
         with pytest.raises(BadRequestError, match=message):
             openai.embeddings.create(model="words", input=given)
-    with pytest.raises(BadRequestError, match="1 to 32 dimensions") as caught:
+    with pytest.raises(BadRequestError, match="Pass a whole number from 1 to 32") as caught:
         openai.embeddings.create(model="words", input="a", dimensions=33)
     assert caught.value.type == "invalid_request_error"
     with pytest.raises(BadRequestError, match="unknown field 'dimension' .did you mean 'dimensions'"):
@@ -87,6 +87,20 @@ def test_openai_models_and_errors(openai, server, folders):
     answer = server.post("/v1/embeddings", {"input": "a", "model": "words", "encoding_format": "base64"}).json()
     raw = base64.b64decode(answer["data"][0]["embedding"])
     assert len(struct.unpack("<32f", raw)) == 32
+
+
+def test_vectors_as_int8_and_bits(server, alberts):
+    words = alberts["words"]
+    for name, dtype, width in (("int8", "int8", 8), ("ubinary", "binary", 1)):
+        body = {"input": TEXTS, "model": "words", "output_dtype": name, "dimensions": 8}
+        made = server.post("/v1/embeddings", body).json()
+        own = words.embed(TEXTS, dtype=dtype, dim=8).tolist()
+        assert [item["embedding"] for item in made["data"]] == own and len(own[0]) == width
+        assert server.post("/embed", {"inputs": TEXTS, "output_dtype": name, "dimensions": 8}).json() == own
+        answer = server.post("/v1/embeddings", {**body, "encoding_format": "base64"})
+        assert answer.status_code == 400 and "set encoding_format to float" in answer.text
+        answer = server.post("/v1/embeddings", {**body, "output_dtype": "int4"})
+        assert answer.status_code == 400 and "output_dtype" in answer.text
 
 
 # text-embeddings-inference ---------------------------------------------------------------------------------------
@@ -121,20 +135,57 @@ def test_embed(server, alberts):
 
 
 def test_rerank(server, alberts):
-    words, pairs = alberts["words"], alberts["pairs"]
+    words = alberts["words"]
     asked = {"query": "one", "texts": TEXTS, "return_text": True}
     found = server.post("/rerank", asked).json()
     wanted = words.embed(TEXTS, prompt="passage") @ words.embed("one", prompt="query")
     assert [hit["index"] for hit in found] == np.argsort(-wanted).tolist()
     assert np.allclose([hit["score"] for hit in found], np.sort(wanted)[::-1], **CLOSE)
     assert all(hit["text"] == TEXTS[hit["index"]] for hit in found)
-    found = server.post("/rerank", {"query": "one", "texts": TEXTS, "model": "pairs"}).json()
-    wanted = [one.probabilities["yes"] for one in pairs.classify(["one"] * 5, TEXTS)]
+    found = server.post("/rerank", {"query": "one", "texts": TEXTS, "model": "ranker"}).json()
+    wanted = [one.probabilities["yes"] for one in alberts["ranker"].classify(["one"] * 5, TEXTS)]
     assert {hit["index"]: pytest.approx(hit["score"], abs=1e-6) for hit in found} == dict(enumerate(wanted))
     assert "text" not in found[0]
-    found = server.post("/rerank", {"query": "one", "texts": TEXTS, "model": "stars"}).json()
-    wanted = [one.label for one in alberts["stars"].classify(["one"] * 5, TEXTS)]
+    found = server.post("/rerank", {"query": "one", "texts": TEXTS, "model": "grader"}).json()
+    wanted = [one.label for one in alberts["grader"].classify(["one"] * 5, TEXTS)]
     assert near([hit["score"] for hit in found], sorted(wanted, reverse=True))
+
+
+@pytest.mark.parametrize("name", ["pairs", "stars"])
+def test_rerank_compares_vectors_where_the_head_is_for_single_texts(server, alberts, name):
+    found = server.post("/rerank", {"query": "one", "texts": TEXTS, "model": name}).json()
+    cosines = alberts[name].embed(TEXTS) @ alberts[name].embed("one")
+    assert {hit["index"]: pytest.approx(hit["score"], abs=1e-6) for hit in found} == dict(enumerate(cosines.tolist()))
+
+
+def test_rerank_of_cohere_and_jina_has_the_scores_of_tei(server, alberts):
+    documents = [TEXTS[0], *({"text": text} for text in TEXTS[1:])]
+    for model in ("words", "ranker", "grader"):
+        tei = server.post("/rerank", {"query": "one", "texts": TEXTS, "model": model}).json()
+        asked = {"query": "one", "documents": documents, "model": model}
+        found = server.post("/v1/rerank", asked).json()
+        assert (found["model"], found["object"]) == (model, "list") and found["usage"]["total_tokens"] > len(TEXTS)
+        assert [hit.keys() for hit in found["results"]] == [{"index", "relevance_score"}] * len(TEXTS)
+        assert [hit["index"] for hit in found["results"]] == [hit["index"] for hit in tei]
+        assert near([hit["relevance_score"] for hit in found["results"]], [hit["score"] for hit in tei])
+        best = server.post("/v1/rerank", {**asked, "top_n": 2, "return_documents": True}).json()["results"]
+        assert [hit["index"] for hit in best] == [hit["index"] for hit in tei[:2]]
+        assert [hit["document"] for hit in best] == [{"text": TEXTS[hit["index"]]} for hit in best]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"documents": []}, "documents=[] is not valid"),
+        ({"documents": [{"body": "a"}]}, "unknown field 'body'"),
+        ({"documents": [3]}, "documents"),
+        ({"top_n": 0}, "top_n=0 is not valid"),
+        ({"rank_fields": ["text"]}, "unknown field 'rank_fields'"),
+    ],
+)
+def test_rerank_refuses_what_it_would_ignore_in_openais_format(server, change, message):
+    wrong = server.post("/v1/rerank", {"query": "one", "documents": ["a"], **change})
+    assert wrong.status_code == 400 and message in wrong.json()["error"]["message"]
 
 
 def test_predict(server, alberts):
@@ -265,6 +316,22 @@ def test_search(server, alberts):
     ).json()
     assert len(some["hits"]) == 2 and some["left_out"] == len(TEXTS) - 2
     assert server.post("/search", {"query": "a", "texts": ["a"], "text": "a"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "texts", "status"),
+    [
+        ("/search", {}, 422),
+        ("/search", {"mode": "vector"}, 422),
+        ("/search", {"texts": ["a"]}, 422),
+        ("/rerank", {"texts": ["a", ""]}, 422),
+        ("/v1/rerank", {"documents": ["a", ""]}, 400),
+    ],
+)
+def test_a_blank_query_is_an_error(server, path, texts, status):
+    for query in ("", " \n"):
+        wrong = server.post(path, {"query": query, **texts})
+        assert wrong.status_code == status and "the query is blank" in wrong.text
 
 
 def test_search_in_an_index(server, alberts, index):

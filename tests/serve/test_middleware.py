@@ -59,6 +59,7 @@ def test_keys(guarded):
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer", wrong
     assert guarded.post("/embed", asked).json()["error_type"] == "key"
     assert guarded.get("/metrics").status_code == 401 and guarded.get("/v1/models").status_code == 401
+    assert guarded.get("/browser/words/model.json").status_code == 401
     for path in ("/health", "/health/live", "/health/ready", "/openapi.json", "/docs"):
         assert guarded.get(path).status_code == 200
     with pytest.raises(AuthenticationError):

@@ -34,6 +34,7 @@ UNLIKELY = (
     "/search",
     "/admin/reload",
     "/v1/models/{name}",
+    "/browser/{name}",
 )  # a [MASK], an index, a key, a name: not by chance
 
 

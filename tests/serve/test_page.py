@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from albertkit.albert import Albert
+from albertkit.errors import AlbertkitError
+from albertkit.interop.web_export import runtime_files
 from tests.serve.conftest import Served
 from tests.serve.test_page_files import TABS, words
 from tests.train import test_finetune as lessons
@@ -130,6 +132,49 @@ def test_a_banner_says_that_the_model_cannot_read_the_text(visit):
     playwright.expect(banner).to_be_hidden()
 
 
+@pytest.mark.slow
+def test_run_in_this_browser_sends_no_request(visit):
+    try:
+        runtime_files()
+    except AlbertkitError:
+        pytest.skip("onnxruntime-web is not installed; run  make web")
+    one = visit()
+    panel = one.done("compare")
+    texts = ["a man plays the guitar", "someone makes music", "it rains"]
+    one.page.set_default_timeout(60_000)
+    one.page.check("#local")
+    status = one.page.locator("#local-status")
+    playwright.expect(status).to_contain_text(
+        "Runs in this browser: small, small-pretrained, topics, names.", timeout=60_000
+    )
+    one.run("compare")
+    one.asked.clear()
+    panel.locator("textarea").fill("\n".join(texts))
+    one.run("compare")
+    cells = [float(cell) for cell in panel.locator(".heat tbody td").all_inner_texts()]
+    assert cells == pytest.approx(Albert(threads=1).similarity(texts).ravel().tolist(), abs=0.02)
+    search = one.open("search")
+    assert search.locator(".hits li").count() > 0
+    classify = one.open("classify")
+    classify.locator("textarea").first.fill("the fox and the bear")
+    one.run("classify")
+    assert "animal" in classify.locator(".result").inner_text()
+    explain = one.open("explain")
+    one.run("explain")
+    assert explain.locator("table.layers tbody tr").count() == 12
+    assert explain.locator(".small-map").count() == 12 * Albert("small-pretrained").config.num_attention_heads
+    one.open("tag")
+    one.page.click("#tab-answer")
+    panel = one.page.locator("#panel-answer")
+    panel.locator(".primary").click()
+    playwright.expect(panel.locator(".status")).to_contain_text("needs the server")
+    assert [url for url in one.asked if not url.endswith("/page/icon.svg")] == []  # Chromium's own, after a new address
+    one.page.uncheck("#local")
+    one.page.click("#tab-compare")
+    one.run("compare")
+    assert one.asked != []
+
+
 def test_compare(visit):
     one = visit()
     panel = one.done("compare")
@@ -147,10 +192,10 @@ def test_compare(visit):
         panel.locator("text=Download the vectors").click()
     vectors = json.loads(Path(download.value.path()).read_text())
     assert len(vectors) == 3 and len(vectors[0]["vector"]) == 384
-    panel.locator("input[type=range]").fill("1")  # of 3, 6, 9 and 12; it asks again by itself
-    playwright.expect(panel.locator(".said")).to_have_text("6 of 12")
-    playwright.expect(panel.locator(".code code")).to_contain_text("depth=6")
-    wanted = Albert(threads=1).similarity(texts, depth=6)
+    panel.locator("input[type=range]").fill("3")  # of 3, 6, 9 and 12; it asks again by itself
+    playwright.expect(panel.locator(".said")).to_have_text("all 12")
+    playwright.expect(panel.locator(".code code")).to_contain_text("depth=12")
+    wanted = Albert(threads=1).similarity(texts, depth=12)
     playwright.expect(panel.locator(".heat tbody td").nth(1)).to_have_text(f"{wanted[0, 1]:.2f}")
     cells = panel.locator(".heat tbody td").all_inner_texts()
     assert [float(cell) for cell in cells] == pytest.approx(wanted.ravel().tolist(), abs=0.006)

@@ -6,6 +6,12 @@ import json
 import re
 from pathlib import Path
 
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from albertkit.interop.web_export import WEB
+from albertkit.serve.browser_files import script_routes
+
 SAME = ("language", "code.python", "code.curl", "depth.of")  # not in Chinese signs
 TABS = ("compare", "search", "fill", "classify", "tag", "answer", "explain", "depth")
 MADE = {f"{tab}.{part}" for tab in TABS for part in ("tab", "title", "lead", "run")} | {
@@ -44,3 +50,12 @@ def test_nothing_is_inline_and_nothing_is_large(server):
         assert not re.search(r"innerHTML|\beval\b|@import|\burl\(", text), file
         assert not set(re.findall(r"https?://[^\s\"']+", text)) - {"http://www.w3.org/2000/svg"}, file
         assert server.get(f"/page/{file.name}").status_code == 200
+
+
+def test_the_server_has_no_demo_page_and_no_service_worker():
+    """The worker would keep files in the browser beyond the next upgrade of the server."""
+    client = TestClient(Starlette(routes=script_routes()))
+    found = {path.name: client.get(f"/web/{path.name}").status_code for path in WEB.iterdir()}
+    missing = {name for name, status in found.items() if status != 200}
+    assert missing == {"index.html", "demo.js", "demo.css", "service-worker.js"}
+    assert {found[name] for name in missing} == {404}

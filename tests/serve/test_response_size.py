@@ -207,7 +207,7 @@ def test_memory_of_decoded_requests():
 
 
 def test_normalized_length_is_not_below_that_of_normalization(alberts):
-    normalize = alberts["words"].tokenizer._unigram.normalize
+    normalize = alberts["words"].tokenizer.model.normalize
     for text in ("plain", "\ufdfa" * 9, "ﬁne ½ Ａ ①", "한국어 텍스트", "e\u0301" * 20, "中文", "㎏㏒㍿"):
         assert normalized_length(text) >= len(normalize(text)[0]), text
 

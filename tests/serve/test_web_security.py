@@ -12,9 +12,12 @@ import sys
 
 import pytest
 
+from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
+from albertkit.serve.browser_files import exported_files
+from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
-from tests.serve.conftest import Served
+from tests.serve.conftest import MADE, Served, make
 
 ASKED = {"inputs": "one"}
 KEY = {"authorization": "Bearer first"}
@@ -156,3 +159,31 @@ def test_the_policy_allows_the_style_of_docs(server):
     (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.S)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"'sha256-{digest}'" in answer.headers["content-security-policy"] and "style=" not in answer.text
+
+
+def test_only_the_worker_may_run_webassembly(server):
+    policies = {
+        path: server.get(path).headers["content-security-policy"] for path in ("/", "/web/worker.js", "/web/model.js")
+    }
+    assert [path for path, policy in policies.items() if "'wasm-unsafe-eval'" in policy] == ["/web/worker.js"]
+    assert "default-src 'none'" in policies["/web/worker.js"]
+
+
+def test_the_files_of_a_model_are_those_of_the_export(server, folders):
+    name = next(iter(folders))
+    about = server.get(f"/browser/{name}/model.json")
+    weights = server.get(f"/browser/{name}/weights.bin")
+    assert len(weights.content) == about.json()["files"]["weights.bin"]["bytes"]
+    assert server.get(f"/browser/{name}/..%2falbertkit.json").status_code == 404
+    assert server.get("/browser/nothing/model.json").status_code == 404
+
+
+def test_a_browser_gets_the_served_model_or_an_error(tmp_path):
+    """The files may have been replaced since the server opened them."""
+    folder = make(tmp_path / "m", *MADE["words"])
+    served = Albert(folder, threads=1)
+    make(folder, *MADE["words"], seed=5)
+    with pytest.raises(HttpError, match="have changed since the server opened the model.*Reload the server") as found:
+        exported_files(served)
+    assert found.value.status == 409
+    assert "model.json" in exported_files(Albert(folder, threads=1))

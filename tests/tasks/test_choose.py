@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.choose import ChooseTask, join_choice
 from albertkit.tasks.examples import ChoiceExample
@@ -111,3 +112,11 @@ def test_measure_by_hand():
     features = TASK.features(examples, ENGLISH, 64)
     found = TASK.results([np.array([x]) for x in (0.0, 1.0, 0.5, 0.0, 1.0, 0.0, 1.0)], features, examples)
     assert TASK.measure(found, examples) == {"accuracy": 0.5}  # the third says nothing of what is right
+
+
+@pytest.mark.parametrize(
+    ("choices", "told"), [("home", "choices is one text, 'home'"), (["a", None], "text 1 is missing")]
+)
+def test_choices_that_are_no_list_of_texts_are_an_error(choices, told):
+    with pytest.raises(AlbertkitError, match=told):
+        Albert().choose("Tom went.", "Where?", choices)

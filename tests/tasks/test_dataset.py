@@ -136,6 +136,12 @@ BAD = [
         "the label is ('x',), but the first example has 'x'; use",
     ),
     ("classify", TextExample("a", label=1.0), TextExample("b", label=float("nan")), "the label is nan"),
+    (
+        "classify",
+        TextExample("a", label=("x",)),
+        TextExample("b", label=("x", None)),
+        "one class of the label is None; write every class as text",
+    ),
     ("match", TextExample("a", "b", 1.0), TextExample("a", "b"), "the label is missing"),
     ("intent", TAGGED, replace(TAGGED, intent=None), "the intent is missing"),
     (
@@ -216,3 +222,14 @@ def test_other_encodings_are_named(tmp_path):
     path.write_bytes("text\tlabel\ncafé\tx\n".encode("latin-1"))
     with pytest.raises(AlbertkitError, match="iconv -f GB18030 .*WINDOWS-1252 or ISO-8859-1"):
         read_examples("classify", path)
+
+
+def test_integer_classes_become_text_and_integer_values_stay_numbers():
+    def labels(*values):
+        given = {name: texts(*part) for name, part in zip(("train", "dev"), values, strict=False)}
+        found = read_parts("classify", given, ReadOptions(), print)
+        return [[example.label for example in part] for part in found.values()]
+
+    assert labels([1, 2, 1], [2, 1]) == [["1", "2", "1"], ["2", "1"]]
+    assert labels([(1, 2), (), ("x",)]) == [[("1", "2"), (), ("x",)]]
+    assert labels([1.5, 2, 3], [2, 1]) == [[1.5, 2, 3], [2, 1]]

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer import Tokenizer, unigram, vocabulary
+from albertkit.tokenizer import Tokenizer, unigram
+from albertkit.tokenizer.spiece_file import parse_spiece, select_spiece_tokens
 from tests.conftest import SPIECE
 from tests.tokenizer.make_expected_tokens import HERE, preprocess, reference
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
 CHECKPOINTS = ROOT / ".cache" / "checkpoints"
 ENGLISH = [
@@ -131,7 +132,7 @@ def test_offsets_point_at_the_surface(tok, text):
         assert 0 <= a <= b <= len(text)
         piece = tok.vocabulary.tokens[i].replace("▁", "")
         if i not in (1, 2, 3) and piece and "▁" not in text:
-            covered, _ = tok._unigram.normalize(text[a:b])
+            covered, _ = tok.model.normalize(text[a:b])
             assert piece in covered.replace(" ", "") or "ς" in covered or "σ" in covered or "Σ" in text
 
 
@@ -149,7 +150,7 @@ def test_words_are_forgotten(tok, monkeypatch):
     monkeypatch.setattr(unigram, "TEXTS_PER_STEP", 1)
     fresh = Tokenizer.from_spiece(SPIECE)
     assert fresh.ids_batch(ENGLISH * 3) == tok.ids_batch(ENGLISH * 3)
-    assert len(fresh._unigram._cache) < 20
+    assert len(fresh.model._cache) < 20
     assert fresh.ids_batch(["", " ", "\u200b", "▁"]) == [[], [], [], []]
 
 
@@ -401,6 +402,9 @@ def test_mismatches_are_errors(tok, tmp_path):
     fails("do_lower_case")
     (tmp_path / "tokenizer_config.json").write_text("[")
     fails("JSON")
+    for key in ("do_basic_tokenize", "tokenize_chinese_chars"):
+        (tmp_path / "tokenizer_config.json").write_text(f'{{"{key}": false}}')
+        fails(f"{key} .* is False, and albertkit has only the rule of BERT")
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert Tokenizer.load(tmp_path).encode("Hello", add_specials=False).ids == [1]
     (tmp_path / "tokenizer_config.json").unlink()
@@ -434,9 +438,16 @@ def test_tokens_and_scores_of_a_spiece_model_equal_the_library(tok, sp):
     assert tok.vocabulary.scores == [sp.get_score(i) for i in range(30000)]
 
 
+def test_a_spiece_model_has_at_most_so_many_tokens():
+    data = SPIECE.read_bytes()
+    assert len(parse_spiece(data, 30_000).texts) == 30_000
+    with pytest.raises(ValueError, match="more than 29999 tokens"):
+        parse_spiece(data, 29_999)
+
+
 def test_unused_fields_of_a_spiece_model_are_kept(tok, sp, tmp_path):
     kept = [*range(13), *range(100, 5000)]
-    (tmp_path / "spiece.model").write_bytes(vocabulary.select_spiece_tokens(SPIECE.read_bytes(), set(kept)))
+    (tmp_path / "spiece.model").write_bytes(select_spiece_tokens(SPIECE.read_bytes(), set(kept)))
     small = Tokenizer.from_spiece(tmp_path / "spiece.model")
     assert small.vocabulary.tokens == [tok.vocabulary.tokens[i] for i in kept]
     assert small.vocabulary.charsmap == tok.vocabulary.charsmap
@@ -461,7 +472,7 @@ def test_a_damaged_table_is_noticed_when_it_is_needed(tok, tmp_path):
 
 
 def build_json(tok: Tokenizer) -> str:
-    from albertkit.tokenizer.tokenizer_files import to_json
+    from albertkit.tokenizer.tokenizer_json import to_json
 
     return to_json(tok.vocabulary)
 
@@ -579,7 +590,7 @@ def test_no_token_crosses_punctuation_where_scripts_are_split(chinese):
 def test_split_scripts_equals_the_tokenizers_library(chinese, text):
     from tokenizers import Tokenizer as Rust
 
-    from albertkit.tokenizer.tokenizer_files import to_json
+    from albertkit.tokenizer.tokenizer_json import to_json
 
     ids = chinese.encode(text, add_specials=False).ids
     assert chinese.ids_batch([text])[0] == ids

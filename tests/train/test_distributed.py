@@ -14,10 +14,19 @@ import pytest
 import torch
 
 from albertkit.cli.entry_point import main
-from albertkit.train import checkpoint
-from albertkit.train.distributed import ProcessGroup
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.train import checkpoint, distributed
+from albertkit.train.distributed import (
+    ProcessGroup,
+    fast_float32_products,
+    has_amd_avx512,
+    process_group,
+    survives_bf16,
+)
 from albertkit.train.loop import TrainingRun
 from albertkit.train.train_settings import TrainSettings
+from tests.conftest import tiny
 from tests.train.test_loop import lines, weights
 from tests.waiting import LIMIT, wait_until
 
@@ -181,3 +190,67 @@ def test_the_first_process_writes_nothing_before_all_have_looked(tmp_path):
     run.state, run.save = checkpoint.TrainState(), lambda: (tmp_path / "checkpoints").mkdir()
     run.open(resume=False)
     assert seen == [[], ["checkpoints", "settings.json"]]
+
+
+# Products on a CPU -----------------------------------------------------------------------------------------------
+
+
+def test_fast_products_round_like_float32_and_end_with_the_training():
+    """In bf16 the error would be 4e-3. Shapes are those of a layer: forward, gradients, and attention."""
+    torch.manual_seed(0)
+    x, w, y = torch.randn(211, 96), torch.randn(160, 96), torch.randn(211, 160)
+    heads = torch.randn(12, 37, 16)
+    pairs = [(x, w.T), (y, w), (y.T, x), (heads, heads.transpose(1, 2)), (heads.transpose(1, 2), heads)]
+    with process_group("cpu") as processes:
+        assert processes.world_size == 1
+        for left, right in pairs:
+            exact = left.double() @ right.double()
+            assert ((left @ right).double() - exact).abs().max() < 1e-5 * exact.abs().max()
+    if has_amd_avx512():
+        assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+def test_gradients_with_fast_products_are_those_of_mkl():
+    """Of a batch with several lengths, whose attention is computed in plain products instead of one fused operator."""
+    if not has_amd_avx512():
+        pytest.skip("this processor has no AVX-512, or is not from AMD")
+    torch.manual_seed(0)
+    model = AlbertModel(tiny(num_hidden_layers=2)).train()
+    batch = Batch.of([[5] * 3 + [7] * n for n in (30, 30, 17, 2)])
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        model(batch).encoded.hidden.square().mean().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    with fast_float32_products(torch.device("cpu")):
+        found = gradients()
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).abs().max() < 1e-4 * gradient.abs().max() + 1e-7, name
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_products_that_are_not_exact_are_left_to_mkl(monkeypatch):
+    if not has_amd_avx512():
+        pytest.skip("this processor has no AVX-512, or is not from AMD")
+    products = torch.backends.mkldnn.matmul
+    with fast_float32_products(torch.device("cpu")):
+        assert products.fp32_precision == "bf16"
+    monkeypatch.setattr(distributed, "_is_product_exact", lambda: False)
+    with fast_float32_products(torch.device("cpu")):
+        assert products.fp32_precision != "bf16"
+
+
+def test_bf16_on_a_cpu_that_cannot_multiply_it_is_an_error(monkeypatch):
+    monkeypatch.setattr(distributed, "BF16_PRODUCT", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    survives_bf16.cache_clear()
+    try:
+        with (
+            pytest.raises(AlbertkitError, match="bf16 is not available"),
+            process_group("cpu", "bf16"),
+        ):
+            pass
+    finally:
+        survives_bf16.cache_clear()

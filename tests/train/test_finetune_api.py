@@ -15,19 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albertkit import Albert, finetune
+from albertkit import Albert, evaluate, finetune
 from albertkit.cli.finetune_commands import finetune as verb
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
+from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.tag import TagTask
 from albertkit.tasks.task import IGNORE_INDEX
 from albertkit.train import finetune as tune
 from albertkit.train.collapse import is_at_chance
+from albertkit.train.finetune_report import FinetuneResult
 from albertkit.train.loop import LOGGED_SCORES
 from albertkit.train.train_settings import FinetuneSettings
-from tests.train.test_finetune import tagged, texts
+from tests.train.test_finetune import choices, tagged, texts
 from tests.train.test_first_use import run
 from tests.train.test_first_use import start as start  # a model's folder
 
@@ -63,9 +65,12 @@ def test_one_in_ten_is_held_out_and_it_is_told_what_happens(start, tmp_path):
 
 def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(
-        tune, "finetune_examples", lambda *given, **settings: seen.update(options=given[5], settings=settings)
-    )
+
+    def record(*given, **settings):
+        seen.update(options=given[5], settings=settings)
+        return FinetuneResult(tmp_path, {}, ())
+
+    monkeypatch.setattr(tune, "finetune_examples", record)
     path = tmp_path / "odd.tsv"
     path.write_text("stars\twords\n" + "".join(f"{e.label}\t{e.text}\n" for e in texts(20)))
     finetune("classify", path, output=tmp_path, model=start, epochs=2, text_column="words", label_column="stars")
@@ -129,6 +134,20 @@ def test_the_verb_goes_through_the_same_door(start, tmp_path, monkeypatch):
     )
     assert made.exit_code == 0 and calls == ["classify"], made.output
     assert json.loads(made.stdout.splitlines()[-1])["model"] == str(tmp_path / "out" / "model")
+
+
+def test_a_head_on_frozen_vectors_takes_integer_classes(start, tmp_path):
+    numbers = {"animal": 1, "tree": 2}
+    train, dev = ([replace(e, label=numbers[e.label]) for e in part] for part in (texts(60), texts(30, 9)))
+    done = finetune("classify", train, dev, output=tmp_path, model=start, freeze=True)
+    assert Albert(done.model).metadata.labels == ("1", "2")
+
+
+def test_integers_in_tuples_become_classes_of_the_model(start, tmp_path):
+    numbers = {"animal": 1, "tree": 2}
+    train = [replace(e, label=tuple(numbers[name] for name in e.label)) for e in texts(20, kind="multi")]
+    done = finetune("classify", train, output=tmp_path, model=start, **QUICK)
+    assert Albert(done.model).metadata.labels == ("1", "2")
 
 
 def test_several_seeds_on_frozen_vectors_are_refused(start, tmp_path):
@@ -216,3 +235,19 @@ def test_overlap_of_intents_without_slots_is_refused(tmp_path):
     texts = [TextExample("play a song", label="music"), TextExample("how warm is it", label="weather")] * 10
     with pytest.raises(AlbertkitError, match="these intents have no slots"):
         finetune("intent", texts, output=tmp_path / "out", overlap=3)
+
+
+def test_a_training_that_learnt_nothing_is_a_warning_without_a_log(start, tmp_path):
+    train, dev = choices(40), choices(30, 9)
+    with pytest.warns(UserWarning, match="the training was too short: .* Pass a higher --learning-rate"):
+        finetune("choose", train, dev, output=tmp_path, model=start, **(QUICK | {"learning_rate": 1e-9}))
+
+
+def test_evaluate_splits_labels_as_in_training_and_warns_of_unknown_ones(start, tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("".join(f"{e.text}\t{'+'.join(e.label)}\n" for e in texts(40, kind="multi")))
+    model = finetune("classify", path, output=tmp_path / "out", model=start, separator="+", **QUICK).model
+    assert Albert(model).task.separator == "+"
+    assert evaluate(model, path).metrics == evaluate(model, path, options=ReadOptions(separator="+")).metrics
+    with pytest.warns(UserWarning, match="1 label of 2 unknown to the model.*'ship'"):
+        evaluate(model, [TextExample("a", label=("animal", "ship"))])

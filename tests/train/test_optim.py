@@ -167,6 +167,21 @@ def test_orthogonal_brings_singular_values_near_one():
     assert found.min() > 0.6 and found.max() < 1.3
 
 
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64)])
+@pytest.mark.parametrize("rank", [64, 5])
+def test_orthogonal_of_a_wide_matrix_is_the_polynomial_applied_step_by_step(shape, rank):
+    """In double precision, with singular values over four orders of magnitude, or most of them 0."""
+    torch.manual_seed(0)
+    left, right = torch.randn(shape[0], rank), torch.randn(rank, shape[1])
+    matrix = left @ torch.diag(torch.logspace(0, -4, rank)) @ right
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    assert (orthogonalize(matrix) - x).norm() < 1e-3 * x.norm()
+    assert torch.equal(orthogonalize(torch.zeros(shape)), torch.zeros(shape))
+
+
 @pytest.mark.parametrize("name", list(LEARNING_RATES))
 def test_state_survives_a_round_trip(name, plain_products):
     """Two more steps after saving and putting back give the same bits."""

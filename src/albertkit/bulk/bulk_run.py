@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.bulk.engines import run_local
 from albertkit.bulk.object_store import find_inputs, is_intact, locate, open_output, short_reason
 from albertkit.bulk.part_files import choose_format
@@ -40,6 +41,7 @@ from albertkit.bulk.worker import (
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.file_io import add_checksum, take_checksum
 from albertkit.folder_replace import LOCK, lock_file
+from albertkit.runtime.torch_engine import check_device, check_precision
 from albertkit.text_reader import TextFile
 from albertkit.unreadable_text import UnreadableTexts, collect_unreadable, report_unreadable
 
@@ -80,6 +82,8 @@ def bulk(
     format = choose_format(task, found, options.format)
     job = BulkJob(task, output, options, hash_model(options.model), format, root=str(Path.cwd()))
     check_job(job)
+    if engine is run_local and options.device != "cpu":  # a cluster has its devices on other machines
+        check_device(options.device)
     with OutputFolder(job, found) as folder:
         table, files = folder.open(progress)
         total, (finished, damaged) = int(table["rows"].sum()), folder.earlier_parts(table)
@@ -105,13 +109,30 @@ def bulk(
 def check_job(job: BulkJob) -> None:
     """Raise before the run starts if the model does not support the task."""
     albert, options = PartWorker(job).albert, job.options.task_options
+    check_precision(job.options.device, job.options.precision)
+    if job.options.device != "cpu":
+        check_device_job(job, albert)
     if job.task == "embed":
         albert.embed_options(**{name: value for name, value in options.items() if name != "early_exit"})
     else:
         pairs = {} if options.get("pair") is None else {"pairs": [options["pair"]]}
         options = {name: value for name, value in options.items() if name != "pair"}
-        with collect_unreadable():  # nobody passed this text
+        with collect_unreadable():  # it is not one of the user's texts
             getattr(albert, job.task)(["a text"], **pairs, **options)
+
+
+def check_device_job(job: BulkJob, albert: Albert) -> None:
+    """Raise if a device cannot run the job, or would leave part of it to the CPU."""
+    device = job.options.device
+    what = {
+        "a static model": albert.config.options.static,
+        "a custom head": bool(albert.custom_heads),
+        "early exit": job.options.task_options.get("early_exit") is not None,
+    }
+    for name in (name for name, is_used in what.items() if is_used):
+        raise AlbertkitError(
+            f"device={device!r} is not available with {name}, which runs on the CPU. Omit one of them."
+        )
 
 
 class OutputFolder:
@@ -184,11 +205,14 @@ class OutputFolder:
     def identity(self) -> dict[str, Any]:
         """Everything that the output depends on."""
         options = self.options
+        is_cpu = options.device == "cpu"
         return {
             "format": 2,
             "task": self.job.task,
             "model": self.job.model_hash,
             "bits": options.bits,
+            "device": None if is_cpu else options.device,
+            "precision": None if is_cpu else options.precision,
             "options": {name: value for name, value in sorted(options.task_options.items()) if value is not None},
             "output": self.job.format,
             "skip_bad": options.skip_bad,

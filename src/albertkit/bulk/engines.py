@@ -14,19 +14,26 @@ import os
 import signal
 import threading
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
+import numpy as np
+
+from albertkit.bulk.device import DeviceClient, device_process, open_outputs
 from albertkit.bulk.parts import WorkPart
 from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
 from albertkit.data.document_tokenizer import follow_parent
 from albertkit.errors import AlbertkitError, need
+from albertkit.runtime.packed_texts import OutputRequest, PackedOutputs, PackedTexts
 
 MAX_ATTEMPTS = 4  # per part
+DEVICE_CALLS = 4  # of workers that a device prepares, computes and answers at the same time
 OBJECT_STORE_BYTES = 100 << 20  # of a local Ray; only small results pass through it
 
 
@@ -43,6 +50,11 @@ def check_attempts(number: int, failures: int) -> None:
 
 
 def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
+    with device_process(job) as address:
+        yield from _run_workers(replace(job, device_address=address), parts, workers)
+
+
+def _run_workers(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
     todo, failures = iter(parts), Counter[int]()
     running: dict[Connection, tuple[BaseProcess, WorkPart]] = {}
 
@@ -114,7 +126,7 @@ def _work(pipe: Connection, job: BulkJob) -> None:
     while True:
         try:
             part = pipe.recv()
-            worker = worker or PartWorker(job)
+            worker = worker or open_worker(job)
             result = worker(part)
         except (EOFError, OSError):
             return
@@ -123,6 +135,11 @@ def _work(pipe: Connection, job: BulkJob) -> None:
         except BaseException:
             result = traceback.format_exc()
         pipe.send(result)
+
+
+def open_worker(job: BulkJob) -> PartWorker:
+    """A worker of this machine, connected to the device of the job."""
+    return PartWorker(job, DeviceClient(job.device_address, job.options.device) if job.device_address else None)
 
 
 # Ray ----------------------------------------------------------------------------------------------------------------
@@ -157,18 +174,84 @@ def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
 class PartActor:
     """A `PartWorker` in a Ray process. It returns our errors, since Ray treats a raised one as a dead worker."""
 
-    def __init__(self, job: BulkJob) -> None:
+    def __init__(self, job: BulkJob, outputs: PackedOutputs | None = None) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
-        self.job = job
+        self.job, self.outputs = job, outputs
         self.worker: PartWorker | None = None
 
     def run(self, part: WorkPart | None) -> PartResult | AlbertkitError | None:
         """Run one part; with None, only open the model."""
         try:
-            self.worker = self.worker or PartWorker(self.job)
+            self.worker = self.worker or PartWorker(self.job, self.outputs)
             return None if part is None else self.worker(part)
         except AlbertkitError as error:
             return error
+
+
+class DeviceActor:
+    """A model on a device in a Ray process. It returns our errors, as `PartActor` does."""
+
+    def __init__(self, job: BulkJob) -> None:
+        self.job, self.lock = job, threading.Lock()  # for calls at the same time
+        self.compute: PackedOutputs | None = None
+
+    def outputs(
+        self, texts: PackedTexts, depth: int, requests: Sequence[OutputRequest]
+    ) -> list[np.ndarray] | AlbertkitError:
+        """See `PackedOutputs`."""
+        try:
+            with self.lock:
+                self.compute = self.compute or open_outputs(self.job)
+            return self.compute(texts, depth, requests)
+        except AlbertkitError as error:
+            return error
+
+
+class RayOutputs:
+    """The `PackedOutputs` of a `DeviceActor`, for a worker anywhere in the cluster."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __call__(self, texts: PackedTexts, depth: int, requests: Sequence[OutputRequest]) -> list[np.ndarray]:
+        ray: Any = need("ray", "ray", "--engine ray")
+        reply: list[np.ndarray] | AlbertkitError = ray.get(self.actor.outputs.remote(texts, depth, requests))
+        if isinstance(reply, AlbertkitError):
+            raise reply
+        return reply
+
+
+def _start_devices(ray: Any, job: BulkJob) -> list[Any]:
+    """One actor for each free GPU of the cluster; none if the job runs on the CPU."""
+    if job.options.device == "cpu":
+        return []
+    is_gpu = job.options.device.startswith("cuda")
+    count = _free_gpus(ray, job.options.device) if is_gpu else 1
+    remote = ray.remote(
+        num_cpus=0,
+        num_gpus=int(is_gpu),
+        max_restarts=-1,
+        max_task_retries=MAX_ATTEMPTS - 1,
+        max_concurrency=DEVICE_CALLS,
+    )(DeviceActor)
+    return [remote.remote(job) for _ in range(count)]
+
+
+def _free_gpus(ray: Any, device: str) -> int:
+    """The number of GPUs that no other program of the cluster uses; an actor for another one would wait for it."""
+    total, free = (int(found.get("GPU", 0)) for found in (ray.cluster_resources(), ray.available_resources()))
+    if not total:
+        raise AlbertkitError(f"device={device!r} is not available: Ray finds no GPU. Omit device.")
+    if not free:
+        raise AlbertkitError(
+            f"device={device!r} is not available: other programs use all GPUs of the Ray cluster ({total}). Wait until "
+            "one is free, or omit device."
+        )
+    if free < total:
+        warnings.warn(
+            f"other programs use {total - free} of {total} GPUs of the Ray cluster; this run uses {free}.", stacklevel=2
+        )
+    return free
 
 
 def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str | None = None) -> Iterator[PartResult]:
@@ -177,7 +260,9 @@ def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str 
     with connect_ray(address, workers * threads) as ray:
         # Ray restarts an actor that dies, and repeats its call.
         remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(PartActor)
-        actors = [remote.remote(job) for _ in range(workers)]
+        devices = _start_devices(ray, job)
+        outputs = [RayOutputs(devices[number % len(devices)]) if devices else None for number in range(workers)]
+        actors = [remote.remote(job, one) for one in outputs]
         calls: dict[Any, tuple[Any, WorkPart | None]] = {actor.run.remote(None): (actor, None) for actor in actors}
         try:
             while has_more or any(part is not None for _, part in calls.values()):
@@ -191,7 +276,7 @@ def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str 
                 if result is not None:
                     yield result
         finally:
-            for actor in actors:
+            for actor in [*actors, *devices]:
                 ray.kill(actor)
 
 

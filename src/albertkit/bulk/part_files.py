@@ -18,7 +18,8 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.text_reader import TextFile, replace_surrogates
-from albertkit.vector_writer import ParquetTables
+from albertkit.vector_dtype import empty_vectors
+from albertkit.vector_writer import ParquetTables, vector_numbers
 
 OutputFormat = Literal["npz", "jsonl", "parquet"]
 FORMATS: dict[str, tuple[OutputFormat, ...]] = {  # of each task; the first is the default
@@ -54,6 +55,11 @@ class PartContent:
     rows: int
     width: int = 0  # embed: dimensions of a vector
     label_kind: str = "single"  # classify: single, multi or regression
+    dtype: str | None = None  # embed: type of a vector
+
+    def empty_vector(self) -> np.ndarray:
+        """The vector of a row without a text."""
+        return np.asarray(empty_vectors(self.width, self.dtype, rows=1)[0])
 
     def fields(self, result: Any) -> dict[str, Any]:
         """The fields of a result of `Albert`; None everywhere for a row without a text."""
@@ -67,7 +73,7 @@ class PartContent:
 
 
 class NpzPart:
-    """Arrays vector (float32), row, source, and is_missing for rows without a text, whose vector is 0.
+    """Arrays vector, row, source, and is_missing for rows without a text, whose vector is 0.
 
     The arrays are streamed into the archive without compression.
     """
@@ -78,12 +84,14 @@ class NpzPart:
         self.archive = zipfile.ZipFile(file, "w")
         # A ZipInfo without a date: the same part gives the same bytes.
         self.member = self.archive.open(zipfile.ZipInfo("vector.npy"), "w", force_zip64=True)
-        header = {"descr": "<f4", "fortran_order": False, "shape": (content.rows, content.width)}
+        empty = content.empty_vector()
+        header = {"descr": empty.dtype.str, "fortran_order": False, "shape": (content.rows, len(empty))}
         np.lib.format.write_array_header_1_0(self.member, header)
 
     def write(self, results: Sequence[Any]) -> None:
-        zeros = np.zeros(self.content.width, np.float32)
-        self.member.write(np.stack([zeros if r is None else r for r in results]).astype("<f4", copy=False).tobytes())
+        empty = self.content.empty_vector()
+        vectors = np.stack([empty if result is None else result for result in results])
+        self.member.write(vectors.astype(empty.dtype, copy=False).tobytes())
         self.is_missing += [result is None for result in results]
 
     def close(self) -> None:
@@ -115,7 +123,7 @@ class JsonlPart:
         for result in results:
             fields = self.content.fields(result)
             if fields.get("vector") is not None:
-                fields["vector"] = [round(float(value), 7) for value in fields["vector"]]
+                fields["vector"] = vector_numbers(fields["vector"])
             lines.append(json.dumps({"source": self.source, "row": self.row, **fields}, ensure_ascii=False) + "\n")
             self.row += 1
         self.file.write("".join(lines).encode())
@@ -145,10 +153,10 @@ class ParquetPart:
 
         content = self.content
         if content.task == "embed":
-            zeros = np.zeros(content.width, np.float32)
-            flat = np.concatenate([zeros if vector is None else vector for vector in results])
+            empty = content.empty_vector()
+            flat = np.concatenate([empty if vector is None else vector for vector in results])
             is_missing = arrow.array([vector is None for vector in results], arrow.bool_())
-            kind = arrow.list_(arrow.float32(), content.width)
+            kind = arrow.list_(arrow.from_numpy_dtype(empty.dtype), len(empty))
             return {"vector": arrow.FixedSizeListArray.from_arrays(arrow.array(flat), type=kind, mask=is_missing)}
         whole, real, text = arrow.int64(), arrow.float64(), arrow.string()
         span = arrow.struct({"start": whole, "end": whole, "label": text, "score": real})

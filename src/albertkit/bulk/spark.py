@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from albertkit.albert import Albert
-from albertkit.errors import need
+from albertkit.errors import AlbertkitError, need
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -33,6 +33,8 @@ def embed_series(
     model: str | None = None, bits: int | None = None, **keywords: Unpack[EmbedKeywords]
 ) -> SeriesFunction:
     """The pandas function of `embed_udf`: texts → vectors; null gives null. keywords: those of `Albert.embed`."""
+    if keywords.get("dtype") not in (None, "float32"):
+        raise AlbertkitError(f"dtype={keywords['dtype']!r} is not available: a Spark column has floats. Omit it.")
     return _series(lambda texts: open_once(model, bits).embed(texts, **keywords))
 
 

@@ -19,6 +19,7 @@ from albertkit.bulk.part_files import OutputFormat, PartContent, open_part
 from albertkit.bulk.parts import WorkPart, read_part
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest
+from albertkit.runtime.packed_texts import PackedOutputs
 from albertkit.text_reader import BadRow
 from albertkit.unreadable_text import UnreadableTexts, collect_unreadable
 
@@ -47,6 +48,10 @@ class BulkOptions:
     """Write an empty result for rows without a text, instead of stopping."""
     format: str | None = None
     """Format of the output: npz (embed only), jsonl or parquet; by default as `choose_format` says."""
+    device: str = "cpu"
+    """cpu, or cuda: one process computes on a GPU, and the workers read, tokenize and write."""
+    precision: str = "float32"
+    """float32, bf16 or float16, on a GPU."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.part_rows <= 10_000_000:
@@ -63,6 +68,7 @@ class BulkJob:
     model_hash: str
     format: OutputFormat
     root: str = ""  # start of relative paths
+    device_address: str = ""  # of the process that computes for local workers
 
 
 @dataclass(frozen=True)
@@ -94,16 +100,22 @@ def hash_model(model: str | None) -> str:
     return hashlib.sha256(hashes.encode()).hexdigest()
 
 
-class PartWorker:
-    """A model, opened once, that runs parts one after the other."""
+def check_model(job: BulkJob) -> None:
+    """Raise if this machine has another model under the name of the job's model."""
+    if hash_model(job.options.model) != job.model_hash:
+        raise AlbertkitError(
+            f"the model {job.options.model or 'built in'} differs here. Copy the same model to every machine."
+        )
 
-    def __init__(self, job: BulkJob) -> None:
+
+class PartWorker:
+    """A model, opened once, that runs parts one after the other. `outputs` computes for it on a device."""
+
+    def __init__(self, job: BulkJob, outputs: PackedOutputs | None = None) -> None:
         self.task, self.options, self.format, self.root = job.task, job.options, job.format, job.root
-        if hash_model(self.options.model) != job.model_hash:
-            raise AlbertkitError(
-                f"the model {self.options.model or 'built in'} differs here. Copy the same model to every machine."
-            )
+        check_model(job)
         self.albert = Albert(self.options.model, bits=self.options.bits, threads=self.options.threads)
+        self.albert.packed_outputs = outputs
         self.storage, self.folder = locate(job.output, job.root)
 
     def __call__(self, part: WorkPart) -> PartResult:
@@ -126,9 +138,10 @@ class PartWorker:
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""
-        width = self.options.task_options.get("dim") or self.albert.dim
+        options = self.options.task_options
+        width = options.get("dim") or self.albert.dim
         kind = self.albert.task.kind if self.task == "classify" else ""
-        content = PartContent(self.task, part.file.name, part.first, part.rows, width, kind)
+        content = PartContent(self.task, part.file.name, part.first, part.rows, width, kind, options.get("dtype"))
         rows = bad_rows = 0
         with open_part(file, self.format, content) as writer:
             for group in split_groups(self._results(self._texts(part))):

@@ -24,6 +24,7 @@ from albertkit.options import ADVANCED
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert
+    from albertkit.runtime.runtime_model import Depth
     from albertkit.tokenizer import Tokenizer
 
 Function = Callable[..., Any]
@@ -109,6 +110,31 @@ def settings_options(
     return lambda function: add_options(gather(function, **kinds), *map(setting_option, fields))
 
 
+class DepthType(click.IntRange):
+    """A number of layers, or `full`."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1024)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return value if value == "full" else super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number of layers. Pass 1 to {self.max}, or full for all layers.", param, ctx)
+
+
+class IndexType(click.Path):
+    """The path of an index file, or the address of an index in a vector store, which stays a string."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        return value if isinstance(value, str) and "://" in value else super().convert(value, param, ctx)
+
+
 option = functools.partial(click.option, cls=Option)
 advanced_option = functools.partial(option, heading=ADVANCED)
 path_option = functools.partial(option, type=PATH)
@@ -117,7 +143,13 @@ source_argument = path_argument("source")
 output_argument = path_argument("output")
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 force_option = option("--force", is_flag=True, help="Replace an existing output.")
-depth_option = option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+depth_option = option("--depth", type=DepthType(), help="Layers to apply, or full for all  [default: the model's]")
+precision_option = option(
+    "--precision",
+    type=click.Choice(["float32", "bf16", "float16"]),
+    default="float32",
+    help="With --device cuda: bf16 and float16 are much faster on a GPU.",
+)
 device_option = option("--device", default="cpu", help="cpu, or cuda to run on a GPU with torch.")
 threads_option = advanced_option("--threads", type=click.IntRange(1, 1024), help="CPU threads  [default: all cores]")
 text_column_option = option(
@@ -208,15 +240,18 @@ class ModelOptions:
     model: str | None
     bits: str | None = None
     threads: int | None = None
-    depth: int | None = None
+    depth: Depth | None = None
     early_exit: str | None = None
     device: str = "cpu"
+    precision: str = "float32"
 
     def open(self) -> Albert:
         """The model, ready to run."""
         from albertkit.albert import Albert
 
-        return Albert(self.model, bits=self.quantize_bits, threads=self.threads, device=self.device)
+        return Albert(
+            self.model, bits=self.quantize_bits, threads=self.threads, device=self.device, precision=self.precision
+        )
 
     def depth_options(self) -> dict[str, Any]:
         """The keywords depth and early_exit of `Albert`."""
@@ -230,7 +265,7 @@ class ModelOptions:
 def model_options(
     required: bool = False, early_exit: bool = False, device: bool = False
 ) -> Callable[[Function], Function]:
-    """Add --model, --depth, --bits, --threads (and --early-exit, --device), as `model: ModelOptions` of the command."""
+    """Add --model, --depth, --bits, --threads (and --early-exit, --device) as `model: ModelOptions` of the command."""
     default = "" if required else f"  {DEFAULT_MODEL}"
     exit_option = option(
         "--early-exit",
@@ -241,7 +276,7 @@ def model_options(
         option("-m", "--model", required=required, help=f"Model folder or name.{default}"),
         depth_option,
         *([exit_option] if early_exit else []),
-        *([device_option] if device else []),
+        *([device_option, precision_option] if device else []),
         advanced_option("--bits", type=click.Choice(["8", "4"]), help="Quantize a float model when it is opened."),
         threads_option,
     )
@@ -258,7 +293,7 @@ class BulkInput:
     engine: str | None
     workers: int | None
     address: str | None
-    part_rows: int
+    part_rows: int | None
     format: str | None
     skip_bad: bool
 
@@ -267,15 +302,14 @@ class BulkInput:
     ) -> bool:
         """Process the files and print a summary. Without --engine, do nothing and return False."""
         if self.engine is None:
-            for name in ("workers", "address", "format"):
-                if getattr(self, name) is not None:
-                    raise AlbertkitError(f"--{name} needs --engine. Add --engine local or --engine ray.")
+            given = {name for name in BULK_OPTIONS if getattr(self, name) not in (None, False)}
+            if output is not None and task != "embed":
+                given.add("output")
+            if given:
+                names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+                verb = "need" if len(given) > 1 else "needs"
+                raise AlbertkitError(f"{names} {verb} --engine. Add --engine local or --engine ray.")
             return False
-        if model.device != "cpu":
-            raise AlbertkitError(
-                f"--device {model.device} is not available with --engine {self.engine}, whose workers run on the CPU. "
-                "Omit one of them."
-            )
         if not texts.texts or output is None:
             raise AlbertkitError(
                 f"--engine {self.engine} needs input files as TEXTS and an output folder. "
@@ -293,12 +327,15 @@ class BulkInput:
             model.quantize_bits,
             model.threads or 1,
             texts.text_column,
-            self.part_rows,
+            self.part_rows or BulkOptions.part_rows,
             self.skip_bad,
             self.format,
+            model.device,
+            model.precision,
         )
         engine = functools.partial(run_ray, address=self.address) if self.engine == "ray" else run_local
-        workers = self.workers or worker_count(None)
+        cores = worker_count(None) - (model.device != "cpu")  # one is for the process of the device
+        workers = self.workers or max(1, cores)
         try:
             # Ray writes worker messages to stdout.
             with redirect_stdout(sys.stderr), stage_progress_bar() as progress:
@@ -316,7 +353,9 @@ def bulk_options(function: Function) -> Function:
         bulk_option("--engine", type=click.Choice(["local", "ray"]), help="Use local processes or a Ray cluster."),
         bulk_option("--workers", type=click.IntRange(1, 100_000), help="Worker processes  [default: one per core]"),
         bulk_option(
-            "--part-rows", type=click.IntRange(1, 10_000_000), default=50_000, help="Maximum rows per output file."
+            "--part-rows",
+            type=click.IntRange(1, 10_000_000),
+            help="Maximum rows per output file  [default: 50,000]",
         ),
         bulk_option(
             "--format",

@@ -5,6 +5,7 @@ In: arguments. Out: printed results of `compress/`, `interop/` and `serve/`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,11 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.serve.serve_settings import PREFIX, ServeSettings
 from albertkit.tasks.dataset import read_parts
 from albertkit.tasks.readers.labelled_files import ReadOptions
+from albertkit.transformers_folder import LAYOUTS
 
 if TYPE_CHECKING:
     from albertkit.compress.planner import PlanResult
+    from albertkit.interop.layouts import LayoutResult
 
 
 class Quantity(click.ParamType):
@@ -214,17 +217,28 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
     type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
     help="Output of the ONNX graph  [default: the output of the model's task]",
 )
+@cli.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    help="Write a folder with sentence vectors that this library opens, instead of one ONNX file.",
+)
 @cli.depth_option
 @cli.option("--tokenizer", is_flag=True, help="Write tokenizer.json next to the ONNX file.")
 @cli.path_option("-f", "--file", help="A file with typical texts to compare on  [default: built-in sentences]")
 @cli.text_column_option
+@cli.path_option("--web", help="Write a static folder for browsers instead of OUTPUT.")
+@cli.path_option(
+    "--onnxruntime-web", help="The npm package for --web  [default: node_modules/onnxruntime-web, or that of make web]"
+)
 @cli.force_option
 @cli.json_option
 @cli.advanced_option(
     "--full-range", is_flag=True, help="Use 8-bit activations in int8 files; only for ARM, and x86 with VNNI."
 )
-def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: cli.OptionValue) -> None:
-    """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and other runtimes.
+def export(
+    source: Path, output: Path | None, layout: str | None, force: bool, as_json: bool, **settings: cli.OptionValue
+) -> None:
+    """Export SOURCE as one ONNX file, as a folder for another library (--layout), or as a web page (--web FOLDER).
 
     The file uses only standard operators and stores every weight once. Inputs are input_ids, attention_mask and
     token_type_ids, of any batch size and length. Outputs are sentence_embedding and last_hidden_state, or the task's
@@ -233,13 +247,31 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
     The last line is the verdict: how well the file's first output agrees with SOURCE's, on the texts of --file or on
     built-in English or Chinese sentences. For vectors it is the cosine. It is good from 0.98 on average and 0.9 at
     least, and poor below 0.9 and 0.7.
+
+    --layout writes a folder for transformers.js (JavaScript) or sentence-transformers (Python), which then compute the
+    vectors of SOURCE. OUTPUT defaults to SOURCE-LAYOUT. The command prints the code to use it, and what the library
+    does differently; README.md in the folder repeats both.
+
+    With --web, the folder contains the model in int8, albertkit.js and a demo page. Any static host can serve it, for
+    example python -m http.server, and it then works offline. It needs the npm package onnxruntime-web.
     """
+    web, runtime = settings.pop("web"), settings.pop("onnxruntime_web")
+    if web is not None:
+        export_web_folder(source, web, runtime, force, as_json, {"output": output, "layout": layout, **settings})
+        return
+    if runtime is not None:
+        raise AlbertkitError("--onnxruntime-web was passed without --web. Add --web FOLDER.")
+    from albertkit.interop.layouts import export_layout
     from albertkit.interop.onnx_export import ExportSettings
     from albertkit.interop.onnx_export import export as run
     from albertkit.runtime.agreement import Agreement
 
-    output = output or Path(f"{source.resolve().name}.onnx")
     texts = cli.read_file(settings.pop("file"), settings.pop("text_column"))
+    if layout is not None:
+        folder = output or Path(f"{source.resolve().name}-{layout}")
+        print_layout(export_layout(source, folder, layout, ExportSettings(**settings), force, texts), as_json)
+        return
+    output = output or Path(f"{source.resolve().name}.onnx")
     result = run(source, output, ExportSettings(**settings), overwrite=force, texts=texts)
     agreement = Agreement(result.agreement_mean, result.agreement_least, result.texts, result.text_kind)
     overhead = result.bytes / max(1, result.weight_bytes) - 1
@@ -254,6 +286,43 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
         note(
             f"the outputs differ from those of {source}. Evaluate the file before you use it, or export a float model."
         )
+
+
+def print_layout(result: LayoutResult, as_json: bool) -> None:
+    """A folder for another library: sizes, agreement, and the code to use it; the differences go to stderr."""
+    from albertkit.runtime.agreement import Agreement
+
+    lines = []
+    for name, model in result.models.items():
+        agreement = Agreement(model.agreement_mean, model.agreement_least, model.texts, model.text_kind)
+        lines.append(f"  {name}  {format_megabytes(model.bytes)}, agreement of vectors with the model's: {agreement}")
+    total = format_megabytes(sum(result.files.values()))
+    print_result(as_json, result, f"{result.path}: {total}, for {result.layout}", *lines, "", result.usage.rstrip())
+    for text in result.notes:
+        note(text)
+
+
+def export_web_folder(
+    source: Path, folder: Path, runtime: Path | None, force: bool, as_json: bool, others: dict[str, cli.OptionValue]
+) -> None:
+    """Write the folder of `export --web`. others: the arguments that this form does not have."""
+    from albertkit.interop.web_export import export_web
+
+    for name, value in others.items():
+        if value not in (None, False):
+            what = f"OUTPUT {value}" if name == "output" else f"--{name.replace('_', '-')}"
+            raise AlbertkitError(f"{what} cannot be combined with --web, which writes a folder. Omit it.")
+    result = export_web(source, folder, runtime, overwrite=force)
+    depths = ", ".join(map(str, result.depths)) or "none: the model is static"
+    print_result(
+        as_json,
+        result,
+        f"{folder}: {len(result.files)} files, {format_megabytes(sum(result.files.values()))}",
+        f"  model     {format_megabytes(result.model_bytes)}, depths {depths}",
+        f"  download  {format_megabytes(result.transfer_bytes)} compressed with gzip, as a static host sends it",
+    )
+    if not as_json:
+        note(f"to open it: python -m http.server --directory {shlex.quote(str(folder))}")
 
 
 @cli.command("albertkit serve sentiment=runs/sentiment my-albert --port 8080")

@@ -66,7 +66,7 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
         "deploy_commands": {
             "plan": "Find models that meet memory and latency limits on this machine.",
             "convert": "Convert any ALBERT checkpoint into an artifact folder.",
-            "export": "Export a model as one ONNX file.",
+            "export": "Export a model as one ONNX file, or as a web page.",
             "serve": "Serve models over HTTP.",
         },
     },

@@ -49,18 +49,18 @@ def models(as_json: bool) -> None:
         size = f"{format_megabytes(model.bytes)} {model.quantization or 'float32'}"
         title = style(f"{model.name:{width}}", bold=True) + model.purpose
         about = " · ".join(filter(None, [model.language, size, model.licence]))
-        scores = "; ".join(format_scores(model.scores))
+        scores = "; ".join(format_scores(model.scores, model.depth))
         print_result(as_json, model, title, *(" " * width + line for line in (about, scores) if line))
 
 
-def format_scores(scores: dict[str, Any]) -> Iterator[str]:
-    """The score at full depth for each dataset, in percent; without datasets, the MLM accuracy.
+def format_scores(scores: dict[str, Any], depth: int) -> Iterator[str]:
+    """The score at a depth for each dataset, in percent; without datasets, the MLM accuracy.
 
     Losses and training metrics are in --json only.
     """
     measured = {data: depths for data, depths in scores.items() if any(key.startswith("depth ") for key in depths)}
     for data, depths in measured.items():
-        yield f"{data} {100 * next(iter(depths.values())):.1f}"
+        yield f"{data} {100 * depths.get(f'depth {depth}', next(iter(depths.values()))):.1f}"
     accuracy = scores.get("held-out", {}).get("mlm_accuracy")
     if accuracy is not None and not measured:
         yield f"MLM accuracy {accuracy:.1%}"
@@ -85,6 +85,9 @@ def info(source: Path, as_json: bool) -> None:
         "parameters": size(encoder),
         "heads": artifact.heads,
         "task": metadata.task,
+        "depth": metadata.depth or artifact.config.num_hidden_layers,
+        "pooling": metadata.pooling,
+        "quantization": metadata.quantization,
         "labels": list(metadata.labels),
         "tokenizer": None if tokenizer is None else {"kind": tokenizer.kind, "tokens": tokenizer.vocab_size},
         "metrics": metadata.metrics,

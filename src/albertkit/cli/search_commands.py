@@ -5,6 +5,7 @@ In: arguments. Out: printed results of `search/`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from albertkit.search.index_records import SearchResult
 
 EMBED_BATCH = 512
+RERANKED = 50  # hits that `--rerank` ranks again
 index_model_option = cli.option(
     "-m",
     "--model",
@@ -29,7 +31,14 @@ index_model_option = cli.option(
 
 @cli.command("albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
 @cli.path_argument("files", nargs=-1)
-@cli.path_option("-o", "--output", required=True, help="The index: a new file, or one to update.")
+@cli.option(
+    "-o",
+    "--output",
+    required=True,
+    type=cli.IndexType(),
+    help="The index, new or to update: a file, or a table in pgvector://USER@HOST/DATABASE?table=NAME or "
+    "lancedb://FOLDER?table=NAME.",
+)
 @index_model_option
 @cli.text_column_option
 @cli.option("--id-column", help="Column or JSON field with the id of a record  [default: file:line]")
@@ -46,7 +55,7 @@ index_model_option = cli.option(
 @cli.json_option
 def index(
     files: tuple[Path, ...],
-    output: Path,
+    output: Path | str,
     model: str | None,
     delete: tuple[str, ...],
     force: bool,
@@ -66,14 +75,14 @@ def index(
     for file in files:
         if not file.exists():
             raise AlbertkitError(f"{file} does not exist. Name existing files or folders to index.")
-    is_update = output.exists() and not force
+    is_update = not force and Index.exists(output)
     embedder = open_embedder(model, output if is_update else None) if files else None
     if embedder is None or is_update:
         opened = Index.open(output, embedder)
     elif force:
-        opened = Index.create(output, embedder, overwrite=True, place=model_place(model))
+        opened = Index.create(output, embedder, overwrite=True, model_path=stored_model_path(model))
     else:
-        opened = Index.open_or_create(output, embedder, place=model_place(model))
+        opened = Index.open_or_create(output, embedder, model_path=stored_model_path(model))
     with opened:
         deleted = sum(opened.delete([name]) or opened.delete_source(name) for name in delete)
         changed = 0
@@ -83,19 +92,19 @@ def index(
                 changed = opened.add(track_progress(records, "texts"), max_unknown=options["max_unknown"])
             except AlbertkitError:
                 if opened.is_new and not len(opened):
-                    output.unlink(missing_ok=True)  # another model can then create it
+                    opened.drop()  # another model can then create it
                 raise
             deleted += 0 if options["keep"] else opened.delete_unseen(files)
         total = len(opened)
     print_result(
         as_json,
-        {"index": str(output), "changed": changed, "deleted": deleted, "total": total},
-        f"{output}: {total:,} texts, {changed:,} new or changed, {deleted:,} deleted",
+        {"index": str(opened.path), "changed": changed, "deleted": deleted, "total": total},
+        f"{opened.path}: {total:,} texts, {changed:,} new or changed, {deleted:,} deleted",
     )
 
 
 @cli.command('albertkit search notes.idx "how do I get my money back?"')
-@cli.path_argument("index")
+@click.argument("index", type=cli.IndexType())
 @cli.text_input
 @index_model_option
 @cli.option("-k", default=10, type=click.IntRange(1, 10_000), help="Results per query.")
@@ -110,17 +119,21 @@ def index(
     type=click.FloatRange(-1, 1),
     help="Lowest cosine of a result by meaning; -1 shows all  [default: what nonsense does not reach]",
 )
+@cli.option("--exact", is_flag=True, help="Compute the cosine of every text, not only of the likely ones.")
+@cli.option("--rerank", type=click.Choice(["maxsim"]), help="Rank the 50 best again by the vectors of their tokens.")
 @cli.json_option
 def search(
-    index: Path,
+    index: Path | str,
     texts: cli.TextInput,
     model: str | None,
     k: int,
     mode: str,
-    min_score: float | None,
     as_json: bool,
+    **options: cli.OptionValue,
 ) -> None:
     """Search INDEX for TEXTS, or for each line of --file or stdin, by meaning and by keywords.
+
+    INDEX is a file, or the address of a table in a vector store.
 
     Each result shows the cosine similarity with the query, what matched (meaning, words or both) and the text. Keyword
     search needs no model and shows the BM25 score instead.
@@ -130,10 +143,15 @@ def search(
     """
     from albertkit.search.index import Index
 
-    queries = list(texts)
+    queries, is_reranked = list(texts.rows()), options["rerank"] is not None
+    if is_reranked and mode == "keyword":
+        raise AlbertkitError("--rerank is not available with --mode keyword, whose hits have no cosine. Omit one.")
     embedder = None if mode == "keyword" else open_embedder(model, index)
+    most = max(k, RERANKED) if is_reranked else k
     with Index.open(index, embedder) as opened:
-        results = opened.search_results(queries, k, mode, min_score=min_score)
+        results = opened.search_results(queries, most, mode, min_score=options["min_score"], exact=options["exact"])
+    if is_reranked:
+        results = [rerank(embedder, *found, k) for found in zip(queries, results, strict=True)]
     for query, result in zip(queries, results, strict=True):
         title = [style(query, bold=True)] if len(queries) > 1 else []
         lines = [
@@ -141,17 +159,26 @@ def search(
             for hit in result.hits
         ]
         print_result(as_json, {"query": query, **to_json(result)}, *title, *lines)
-        if not as_json and (result.left_out or not result.hits):
+        if not as_json and (not result.hits or (result.left_out and len(result.hits) < k)):
             echo_line(describe_left_out(result))
 
 
+def rerank(embedder: Embedder | None, query: str, result: SearchResult, k: int) -> SearchResult:
+    """The k best hits by cosine plus MaxSim."""
+    from albertkit.albert import Albert
+    from albertkit.search.late_interaction import rerank_hits
+
+    if not isinstance(embedder, Albert):
+        raise AlbertkitError("--rerank is not available in the shared space: it needs one model. Omit it.")
+    return replace(result, hits=rerank_hits(embedder, query, result.hits)[:k])
+
+
 def describe_left_out(result: SearchResult) -> str:
-    """The number of texts below the limit, and how to see them."""
-    found = "no further results" if result.hits else "no results"
+    """Whether there are texts below the limit, and how to see them."""
+    found, texts = ("no further results", "other texts") if result.hits else ("no results", "the texts")
     if not result.left_out:
         return found
-    texts = "1 text is" if result.left_out == 1 else f"{result.left_out:,} texts are"
-    return f"{found}: {texts} not similar enough to the query. Show all with  --min-score -1"
+    return f"{found}: {texts} are not similar enough to the query. Show all with  --min-score -1"
 
 
 @cli.command("albertkit cluster reviews.txt -k 12")
@@ -190,38 +217,39 @@ def cluster(
         print_result(as_json, {"size": size, "central": nearest[0].text, "texts": texts}, title, *others)
 
 
-def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedder:
-    """The model that computes the vectors: `model`, else the index's model, else the built-in model."""
+def open_embedder(model: str | Path | None, index: Path | str | None = None) -> Embedder:
+    """The model of the vectors, at the depth of the index: `model`, else the index's model, else the built-in model."""
     from albertkit.albert import Albert
-    from albertkit.search.shared_space import SHARED_SPACE, SharedSpace
+    from albertkit.builtin import is_shared_space
+    from albertkit.runtime.runtime_model import named_depth
+    from albertkit.search.shared_space import SharedSpace
 
+    depth, name = None, ""
     if index is not None:
-        from albertkit.builtin import BUILTINS, MODELS
+        from albertkit.builtin import BUILTINS, MODELS, SHARED_SPACE
         from albertkit.search.index import Index
 
         with Index.open(index, None) as opened:
+            name, depth = opened.model, named_depth(opened.model)
             if model is None and opened.model.startswith(f"{SHARED_SPACE}+"):
-                return SharedSpace()
-            place = MODELS / opened.place if opened.place in BUILTINS else Path(opened.place) if opened.place else None
-            if model is None and place is not None and not place.exists():
+                return SharedSpace(depth=depth)
+            path = opened.model_path
+            folder = MODELS / path if path in BUILTINS else Path(path) if path else None
+            if model is None and folder is not None and not folder.exists():
                 raise AlbertkitError(
-                    f"{index} was made with model {opened.model}, which is no longer at {opened.place}. "
+                    f"{opened.path} was made with model {opened.model}, which is no longer at {path}. "
                     "Name its folder with -m."
                 )
-            model = model or place
-    return SharedSpace() if is_shared_space(model) else Albert(model)
+            model = model or folder
+    if is_shared_space(model):
+        return SharedSpace(depth=depth)
+    albert = Albert(model)
+    return Albert(model, depth=depth) if depth and albert.name != name == albert.name_at(depth) else albert
 
 
-def is_shared_space(model: str | Path | None) -> bool:
-    """Whether both built-in models are meant; an existing folder of this name goes first."""
-    from albertkit.search.shared_space import SHARED_SPACE
-
-    return model == SHARED_SPACE and not Path(SHARED_SPACE).exists()
-
-
-def model_place(model: str | None) -> str:
-    """The place of the model that is stored in an index: an absolute path, or the name of a built-in model."""
-    from albertkit.builtin import MODELS, resolve
+def stored_model_path(model: str | None) -> str:
+    """The path of the model that is stored in an index: an absolute path, or the name of a built-in model."""
+    from albertkit.builtin import MODELS, is_shared_space, resolve
 
     if is_shared_space(model):
         return str(model)

@@ -51,6 +51,11 @@ bulk_output_option = cli.path_option("-o", "--output", help="With --engine: outp
     type=click.Choice(["own", "shared"]),
     help="shared: one space for the English and Chinese vectors of small and small-zh  [default: own]",
 )
+@cli.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "int8", "binary"]),
+    help="Type of the numbers. int8 is 127 times each; binary is one bit each, packed into uint8  [default: float32]",
+)
 @cli.force_option
 @cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 for the embeddings, -1 for the last layer.")
 @cli.advanced_option(
@@ -87,6 +92,7 @@ def embed(
     options = {**embed_options, **model.depth_options()}
     if bulk.run("embed", texts, model, output, options):
         return
+    from albertkit.runtime.early_exit import last_exit_depth
     from albertkit.vector_writer import open_vector_writer, vector_json
 
     albert = model.open()
@@ -101,7 +107,7 @@ def embed(
         with open_vector_writer(output, force) as write:
             for text, vector in track_progress(vectors, "texts"):
                 write(text, vector)
-    report_exits(list(exit_depths.elements()), model.depth or albert.depth)
+    report_exits(list(exit_depths.elements()), last_exit_depth(albert, model.depth))
 
 
 def embed_tokens(
@@ -116,6 +122,7 @@ def embed_tokens(
         "prompt",
         "normalize",
         "space",
+        "dtype",
         "long_texts",
         "early_exit",
         "engine",
@@ -376,10 +383,11 @@ def choose(
 
 def report_depths(albert: Albert, results: Sequence[Any], model: cli.ModelOptions) -> None:
     """Print the mean depth of early exit to stderr, and a note if the model was not trained for other depths."""
+    from albertkit.runtime.early_exit import last_exit_depth
     from albertkit.runtime.runtime_model import is_full_depth_only
 
-    report_exits([result.depth for result in results if result.depth is not None], model.depth or albert.depth)
-    is_shallow = model.depth is not None and model.depth != albert.depth
+    report_exits([result.depth for result in results if result.depth is not None], last_exit_depth(albert, model.depth))
+    is_shallow = albert.layers_to_apply(model.depth) != albert.depth
     has_rule = model.early_exit is not None and ":" in model.early_exit
     if (is_shallow or has_rule) and is_full_depth_only(albert.metadata.history):
         note(

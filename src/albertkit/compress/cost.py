@@ -227,7 +227,7 @@ class PlanCandidate:
     """As it would be stored."""
     bits: int
     full: AlbertConfig
-    """The name of the full shape."""
+    """The full shape."""
     loss: float
     """A rough estimate of the loss of quality, for ranking; about 1 for half of the operations."""
     heads: Shapes | None = None

@@ -149,7 +149,7 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
     >>> plan("my-model", PlanRequest(latency=0.02, memory=64e6)).best  # doctest: +SKIP
     """
     shape, threads = str(shape), request.threads or cores()
-    artifact = open_model(shape) if is_model(shape) else None
+    artifact = _at_default_depth(open_model(shape)) if is_model(shape) else None
     _check_request(shape, artifact, request)
     config = config_of(shape) if artifact is None else artifact.config
     tokenizer = Tokenizer.load(model_folder(None)) if artifact is None else artifact.tokenizer
@@ -230,6 +230,13 @@ def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenize
             f"length={length} is not available: this shape supports 1 to {most} tokens. Pass a length in this range."
         )
     return length
+
+
+def _at_default_depth(artifact: Artifact) -> Artifact:
+    """A model that has only the layers it applies by default, so that what is measured is what runs."""
+    depth = artifact.metadata.depth
+    is_deeper = depth is not None and depth < artifact.config.num_hidden_layers
+    return truncate_layers(artifact, depth) if is_deeper else artifact
 
 
 def _planned_model(shape: str, artifact: Artifact, request: PlanRequest, progress: Progress) -> PlannedModel:

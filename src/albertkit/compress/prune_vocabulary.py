@@ -15,7 +15,9 @@ from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalizer import SPACE
-from albertkit.tokenizer.vocabulary import SPECIALS, is_digit_comma, select_spiece_tokens
+from albertkit.tokenizer.spiece_file import select_spiece_tokens
+from albertkit.tokenizer.unigram import Unigram
+from albertkit.tokenizer.vocabulary import SPECIALS, is_digit_comma
 
 ALPHABETS_END = 0x2E80  # scripts above have thousands of characters, most of which a text does not use
 CJK = ("CJK UNIFIED IDEOGRAPH", "CJK COMPATIBILITY IDEOGRAPH")  # each is a word and never has "##"
@@ -83,10 +85,10 @@ def _required(tokenizer: Tokenizer, used: set[int]) -> set[int]:
         is_unused = is_single and vocabulary.tokens[i] == f"##{letter}" and unicodedata.name(letter, "").startswith(CJK)
         if is_single and not is_unused:
             kept.add(i)
-    if vocabulary.kind == "unigram":
+    if isinstance(tokenizer.model, Unigram):
         kept |= {vocabulary.ids[SPACE]} if SPACE in vocabulary.ids else set()
         kept.add(int(np.argmin(vocabulary.scores)))
-        splits = tokenizer._unigram._digit_comma_splits
+        splits = tokenizer.model.digit_comma_splits
         kept |= {i for i, (new, _) in splits.items() if used.issuperset(new) and is_digit_comma(vocabulary.tokens[i])}
     return kept
 
@@ -107,10 +109,7 @@ def _restrict(tokenizer: Tokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarr
 
 
 def _substring_ids(tokenizer: Tokenizer, text: str) -> Iterator[int]:
-    if tokenizer.kind == "unigram":
-        normal = tokenizer._unigram.normalize(text)[0]
-    else:
-        normal = tokenizer._bert.normalizer.normalize_str(text)
+    normal = tokenizer.model.normalize(text)[0] if tokenizer.model else ""
     for word in set(normal.split()):
         for start in range(len(word)):
             for end in range(start + 1, min(len(word), start + MAX_TOKEN_CHARACTERS) + 1):

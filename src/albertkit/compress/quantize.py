@@ -28,6 +28,7 @@ from albertkit.quantized import BITS
 from albertkit.runtime.activation_moments import Progress, activation_moments, synthetic_kind, synthetic_tokens
 from albertkit.runtime.agreement import Agreement, compared_texts
 from albertkit.runtime.batching import token_batches
+from albertkit.runtime.embed import list_texts
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import Weights
 from albertkit.runtime.predict import predict
@@ -204,6 +205,9 @@ def split_texts(texts: Sequence[str] | None) -> tuple[Sequence[str] | None, Sequ
     """Calibration texts, and one in ten held out to compare on."""
     if texts is None:
         return None, None
+    if isinstance(texts, str):
+        raise AlbertkitError(f"the calibration texts are one text, {texts!r:.40}. Pass a list of texts.")
+    texts = list_texts(texts)
     if len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
     return [text for i, text in enumerate(texts) if i % 10], texts[::10]
@@ -270,9 +274,8 @@ class QualityCheck:
         if not len(examples):
             raise AlbertkitError("there are no examples to compare models on. Pass a file with some hundred.")
         self.full, self.examples = Albert(full), examples
-        weights = self.full.engine.weights if hasattr(self.full.engine, "weights") else {}
         self.task = self.full.metadata.task if self.full.metadata.task in TASKS else None
-        has_masks = "heads.mlm.bias" in weights and self.full.tokenizer.mask_id is not None
+        has_masks = self.full.can_fill_masks and self.full.tokenizer.mask_id is not None
         self.metric = "masks" if self.full.metadata.task == "pretrain" and has_masks else "cosine"
 
     def score(self, folder: Path | str, depth: int | None = None) -> QualityScore:

@@ -26,9 +26,9 @@ from albertkit.file_io import digest, flush
 from albertkit.options import setting
 from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
-from albertkit.tokenizer.tokenizer_files import to_json
+from albertkit.tokenizer.tokenizer_json import to_json
 
-RULES = 1  # version of the rules: a version that writes different shards does not resume an older run
+RULES = 2  # version of the rules: a version that writes different shards does not resume an older run
 RESUME_LOG = "unfinished.sqlite"
 _CORPUS_FILE = re.compile(
     r"\.?((train|held-out)-\d{5,}\.(tokens|sentences|documents)|unigrams)\.npy(\.part)?|\.manifest\.json\.part"

@@ -24,7 +24,7 @@ from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.confidence import cosines
 
 if TYPE_CHECKING:
-    from albertkit.runtime.runtime_model import RuntimeModel
+    from albertkit.runtime.runtime_model import Depth, RuntimeModel
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class InputVariants:
     input: TokenizedInput
     target: ExplainTarget
     hide: str = "mask"
-    depth: int | None = None
+    depth: Depth | None = None
 
     def values(self, kept: np.ndarray) -> np.ndarray:
         """(variants, words) bool → the target's value for each variant."""

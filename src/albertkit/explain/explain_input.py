@@ -18,6 +18,7 @@ from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
 from albertkit.runtime.predict import task_features
+from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks import TASKS
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
@@ -65,8 +66,8 @@ class ExplainSettings:
     """tag: a word or its number from 1; fill: the number of a mask; answer: start or end."""
     hide: str | None = None
     """How a word is hidden: mask, drop or pad. The default is mask, and for vectors drop (gradients: pad)."""
-    depth: int | None = None
-    """Layers to apply. The default is the model's depth."""
+    depth: Depth | None = None
+    """Layers to apply, or "full". The default is the model's depth."""
     k: int = 3
     """Words for each mask."""
     steps: int = 64
@@ -87,7 +88,7 @@ class ExplainKeywords(TypedDict, total=False):
     target: str | None
     at: str | int | None
     hide: str | None
-    depth: int | None
+    depth: Depth | None
     k: int
     steps: int
 

@@ -90,10 +90,10 @@ class Explanation:
 
     @property
     def uncertainty(self) -> dict[int, float]:
-        """The uncertainty at each exit depth and at the full depth; empty without early exit."""
+        """The uncertainty at each exit depth and at the last depth; empty without early exit."""
         if self.early_exit is None:
             return {}
-        depths = (*self.early_exit.exit_depths, self.layers[-1].depth)
+        depths = (*self.early_exit.exit_depths, self.early_exit.last_depth)
         pairs = zip(depths, self.early_exit.uncertainty, strict=True)
         return {depth: value for depth, value in pairs if value is not None}
 

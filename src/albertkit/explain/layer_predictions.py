@@ -28,9 +28,9 @@ from albertkit.explain.explain_input import (
     task_example,
 )
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind
+from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind, last_exit_depth
 from albertkit.runtime.early_exit import read_depths as read_outputs
-from albertkit.runtime.embed import VectorConvergence, pool
+from albertkit.runtime.embed import VectorConvergence, pool, unit_length
 from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.runtime.runtime_model import RuntimeModel, trained_depths
@@ -71,8 +71,10 @@ class EarlyExitTrace:
     kind: str
     """entropy, change or cosine."""
     exit_depths: list[int]
+    last_depth: int
+    """The depth at which all remaining texts exit."""
     uncertainty: list[float | None]
-    """At each of `exit_depths`, then at full depth; None at the first depth if it compares with the one before."""
+    """At each of `exit_depths`, then at `last_depth`; None at the first depth if it compares with the one before."""
     exit_depth_99: int | None
     """Where `early_exit="99%"` exits; None if the model is not calibrated for it."""
 
@@ -182,7 +184,8 @@ def trace_early_exit(
 
     `example` is that of the model's task; if None, the vector of the tokens is used.
     """
-    exit_depths = [depth for depth in available_exit_depths(albert) if depth < albert.depth]
+    last = last_exit_depth(albert, None)
+    exit_depths = [depth for depth in available_exit_depths(albert) if depth < last]
     judge: Any
     if example is None:
         rows, row_segments = [list(ids)], [list(segments)]
@@ -191,7 +194,7 @@ def trace_early_exit(
         features = task_features(albert, [example], albert.metadata.task)
         rows, row_segments = [f.ids for f in features], [f.segments for f in features]
         judge, kind = UncertaintyEstimator(albert.task, features, [example]), albert.task.uncertainty_measure
-    depths = [*exit_depths, albert.depth]
+    depths = [*exit_depths, last]
     states = read_outputs(albert, rows, row_segments, depths, partial(_read_rows, albert, example))
     uncertainty: list[float | None] = []
     previous = None
@@ -201,7 +204,7 @@ def trace_early_exit(
         previous = states[depth]
     is_calibrated = kind == calibrated_kind(albert)
     depth_99 = calibrated_exit_depth(albert, exit_depths, uncertainty) if is_calibrated else None
-    return EarlyExitTrace(kind, exit_depths, uncertainty, depth_99)
+    return EarlyExitTrace(kind, exit_depths, last, uncertainty, depth_99)
 
 
 def calibrated_exit_depth(
@@ -221,7 +224,7 @@ def calibrated_exit_depth(
         for depth, value in zip(exit_depths, uncertainty, strict=False)
         if value is not None and value <= limits.get(depth, -1)
     ]
-    return min(exits, default=albert.depth)
+    return min(exits, default=calibration.depth)
 
 
 # One row of tokens, depth by depth, for the server ---------------------------------------------------------------
@@ -292,15 +295,11 @@ class DepthTrace:
             prediction = fill_mask(self.albert, self.text, self.k, depth)
         elif self.kind is not None:
             (prediction,) = predict(self.albert, [self.example], self.kind, depth)
-        return DepthState(depth, seconds, _unit(vector), _unit(hidden[0]), prediction, first_choice(prediction))
+        unit, tokens = unit_length(vector[None])[0], unit_length(hidden[0])
+        return DepthState(depth, seconds, unit, tokens, prediction, first_choice(prediction))
 
     def trace_early_exit(self) -> EarlyExitTrace | None:
         """Where the text could exit early; None for masks, which are always computed to the full depth."""
         if self.kind == "fill":
             return None
         return trace_early_exit(self.albert, self.example, self.batch.ids[0], self.batch.segments[0])
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors (…, H) scaled to length 1."""
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12), np.float32)

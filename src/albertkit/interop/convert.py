@@ -5,6 +5,7 @@ In: a path of any supported format. Out: an `Artifact`. The other files of this 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from albertkit.artifact import (
@@ -18,6 +19,7 @@ from albertkit.artifact import (
 )
 from albertkit.builtin import BUILTINS
 from albertkit.errors import AlbertkitError
+from albertkit.runtime.runtime_model import distilled_depths
 from albertkit.transformers_folder import for_transformers
 
 FORMATS = (
@@ -68,10 +70,17 @@ def open_stored(path: Path | str | None = None) -> StoredModel:
 def convert(source: Path | str, target: Path | str, overwrite: bool = False) -> Artifact:
     """Read any ALBERT checkpoint and write it as an artifact folder, if possible in a form that transformers computes.
 
+    A model of vectors that were trained at more depths than its default keeps all layers, as `small` does;
+    `albertkit export` writes such a model for transformers.
+
     >>> from albertkit import convert
     >>> convert("small", "my-model").metadata.task
     'embed'
     """
-    artifact = for_transformers(open_model(source))
+    artifact = open_model(source)
+    artifact = dataclasses.replace(artifact, metadata=dataclasses.replace(artifact.metadata, quantization=None))
+    depths = distilled_depths(artifact.metadata.history) or ()
+    if artifact.metadata.depth is None or artifact.metadata.depth >= max(depths, default=0):
+        artifact = for_transformers(artifact)
     write_artifact(artifact, target, overwrite=overwrite)
     return artifact

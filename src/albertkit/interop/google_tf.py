@@ -25,13 +25,15 @@ from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.file_io import file_size, open_weights, read_file
 from albertkit.interop.huggingface import layout_name, read_config, translate
-from albertkit.tensor_file import StoredTensor, read_array, type_of
+from albertkit.protobuf import DecodeError, protobuf_fields, read_varint
+from albertkit.tensor_file import BFLOAT16, StoredTensor, read_array, type_of
 from albertkit.tokenizer import Tokenizer, check_size
 from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 
 # Variables of the optimizer, beside the weights.
 SLOTS = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v", "/Adam", "/Adam_1", "/LAMB", "/LAMB_1", "/m", "/v")
 COUNTERS = ("global_step", "beta1_power", "beta2_power", "_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter")
+COPY_AGAIN = "download or copy the checkpoint again"
 
 MAX_ENTRIES, MAX_KEY_BYTES, MAX_DIMS, MAX_VALUE_BYTES = 100_000, 4096, 32, 1 << 20
 MAX_INDEX_BYTES, MAX_TENSOR_BYTES, MAX_TOTAL_BYTES = 64 << 20, 8 << 30, 16 << 30
@@ -167,7 +169,7 @@ def open_bundle(prefix: Path, names: Collection[str]) -> Iterator[dict[str, Stor
 class _BundleError(Exception):
     """A fault and its remedy; `_report_errors` adds the file and raises `AlbertkitError`."""
 
-    def __init__(self, fault: str, remedy: str = "download or copy the checkpoint again") -> None:
+    def __init__(self, fault: str, remedy: str = COPY_AGAIN) -> None:
         super().__init__(f"{fault}; {remedy}")
 
 
@@ -177,6 +179,8 @@ def _report_errors(path: Path) -> Iterator[None]:
         yield
     except _BundleError as error:
         raise AlbertkitError(f"{path}: {error}") from None
+    except DecodeError as error:
+        raise AlbertkitError(f"{path}: {error}; {COPY_AGAIN}") from None
     except UnicodeDecodeError as error:
         raise AlbertkitError(f"{path}: {error.object[:60]!r} is not UTF-8; copy the files again") from None
     except OSError as error:
@@ -200,7 +204,7 @@ def _stored(path: Path, file: BinaryIO, entry: BundleEntry) -> StoredTensor:
             array = read_array(file, path, entry.offset, dtype, entry.shape)
             if _masked_crc(array.reshape(-1).view(np.uint8)) != entry.crc32c:
                 raise _BundleError(f"the values of tensor {entry.name!r} do not match their checksum")
-            return array.astype(np.float32, copy=False)
+            return array if dtype == BFLOAT16 else array.astype(np.float32, copy=False)  # `StoredTensor.read` converts
 
     with _report_errors(path):
         if end > (have := file_size(file)):
@@ -241,11 +245,11 @@ def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise _BundleError(f"it ends in {data[-8:].hex() or 'nothing'}, and an index ends in 57fb808b247547db")
     at, handle = 0, [0, 0, 0, 0]
     for i in range(4):  # place and size of the meta block (not used), then of the block that lists all others
-        handle[i], at = _varint(data[-_FOOTER:], at, _FOOTER - 8)
+        handle[i], at = read_varint(data[-_FOOTER:], at, _FOOTER - 8)
     last, count, block_bytes, key_bytes = None, 0, 0, 0
     for _, value in _records(_read_block(data, handle[2], handle[3])):
-        offset, at = _varint(value, 0, len(value))
-        size, _ = _varint(value, at, len(value))
+        offset, at = read_varint(value, 0, len(value))
+        size, _ = read_varint(value, at, len(value))
         block_bytes += size + _TRAILER
         if block_bytes > len(data):
             raise _BundleError(f"its blocks overlap, as together they are over its {len(data)} bytes")
@@ -276,9 +280,9 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise _BundleError("a block is shorter than its list of restart points")
     at, key = 0, b""
     while at < end:
-        shared, at = _varint(block, at, end)
-        added, at = _varint(block, at, end)
-        length, at = _varint(block, at, end)
+        shared, at = read_varint(block, at, end)
+        added, at = read_varint(block, at, end)
+        length, at = read_varint(block, at, end)
         if shared > len(key) or shared + added > MAX_KEY_BYTES or length > min(MAX_VALUE_BYTES, end - at - added):
             raise _BundleError(f"a record has lengths {shared}, {added} and {length}, which do not fit its block")
         key = key[:shared] + block[at : at + added]
@@ -325,27 +329,3 @@ def _parse_shape(message: bytes | memoryview) -> tuple[int, ...]:
         if len(dims) > MAX_DIMS or (tag == 24 and number):
             raise _BundleError(f"a tensor has an unknown number of axes, or over {MAX_DIMS}")
     return tuple(dims)
-
-
-def protobuf_fields(message: bytes | memoryview) -> Iterator[tuple[int, int, bytes | memoryview]]:
-    """Each field of a protobuf message: its tag (number and wire type together), its number, its bytes."""
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = _varint(message, at, end)
-        wire, number, width = tag & 7, 0, {1: 8, 5: 4}.get(tag & 7, 0)
-        if wire in (0, 2):
-            number, at = _varint(message, at, end)
-            width = number if wire == 2 else 0
-        if width > end - at or wire not in (0, 1, 2, 5):
-            raise _BundleError(f"a protobuf field of wire type {wire} and {width} bytes has {end - at} bytes left")
-        payload, at = message[at : at + width], at + width
-        yield tag, int.from_bytes(payload, "little") if wire in (1, 5) else number, payload
-
-
-def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    value = 0
-    for place in range(at, min(at + 10, end)):
-        value |= (data[place] & 127) << 7 * (place - at)
-        if data[place] < 128:
-            return value & 0xFFFFFFFFFFFFFFFF, place + 1
-    raise _BundleError("a variable-length number in it does not end where it should")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from albertkit.artifact import Artifact, ArtifactMetadata, load_weights
-from albertkit.config import AlbertConfig, Options
+from albertkit.config import CROSS_ENCODER_KEYS, AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.interop.pickle_file import open_pickle
@@ -59,14 +59,26 @@ def read_folder(folder: Path) -> Artifact:
     for head in ("answer", "choose", "tag", "classify"):
         task = head if f"heads.{head}.linear.weight" in weights else task
     made = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
-    labels, details = read_labels(settings), {}
+    labels = read_labels(settings)
+    details: dict[str, Any] = {}
     if task == "classify":
         rows = len(weights["heads.classify.linear.bias"])
         details["kind"] = read_kind(settings, rows)
+        if is_cross_encoder(folder):
+            details["pairs"] = True
         if not labels and details["kind"] != "regression":
             labels = tuple(f"LABEL_{row}" for row in range(rows))
     meta = ArtifactMetadata(task=task, labels=labels, details=details, history=made)
     return Artifact(config, weights, Tokenizer.load(folder, vocab_size=config.vocab_size), meta)
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether sentence-transformers wrote this folder for a model of pairs. Its versions have different keys."""
+    files = [folder / name for name in ("config.json", "config_sentence_transformers.json")]
+    found = [read_json(path) for path in files if path.is_file()]
+    return any(
+        one.get("model_type") == "CrossEncoder" or any(key in one for key in CROSS_ENCODER_KEYS) for one in found
+    )
 
 
 def layout_name(config: AlbertConfig) -> str:

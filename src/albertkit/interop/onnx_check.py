@@ -25,7 +25,7 @@ COMPARED_BATCH = 8  # sentences compared at a time, since each token of an MLM h
 
 
 def compared_batches(stored: StoredModel, texts: Sequence[str] | None) -> tuple[list[TokenBatch], str]:
-    """Batches of texts, or of built-in sentences, and their kind; without a tokenizer, random tokens."""
+    """Batches of texts, or of built-in sentences, and their kind; random tokens for a vocabulary of other languages."""
     compared = compared_texts(stored.tokenizer, texts)
     if compared is None or stored.tokenizer is None:
         return [random_batch(stored.config)], "texts of random tokens"

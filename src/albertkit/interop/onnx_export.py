@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from albertkit.artifact import StoredModel
 from albertkit.errors import AlbertkitError
@@ -34,12 +33,13 @@ from albertkit.head_graph import HeadSession, check_head_graph, head_file
 from albertkit.interop.convert import open_stored
 from albertkit.interop.onnx_check import compared_batches, output_differences, random_batch
 from albertkit.interop.onnx_operators import PortableBuilder
+from albertkit.onnx_model import ModelProto, TensorProto, make_node
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.agreement import Agreement
 from albertkit.runtime.graph_builder import HIDDEN, as_float
-from albertkit.runtime.runtime_model import check_trained_depth
+from albertkit.runtime.runtime_model import Depth, check_trained_depth
 from albertkit.tasks import TASKS, load_task
-from albertkit.tokenizer.tokenizer_files import to_json
+from albertkit.tokenizer.tokenizer_json import to_json
 from albertkit.transformers_folder import fold_scores, max_tokens, score_scale
 from albertkit.weights import TOKEN_HEADS
 
@@ -61,12 +61,19 @@ class ExportSettings:
 
     head: str | None = None
     """The output: vector, mlm, classify, tag, answer or choose; None: the heads of the task."""
-    depth: int | None = None
-    """Layers to apply; None: those of the model."""
+    depth: Depth | None = None
+    """Layers to apply, "full" for all; None: those of the model."""
     tokenizer: bool = False
     """Write tokenizer.json beside the file, for the `tokenizers` library and others."""
     full_range: bool = False
     """8-bit activations instead of 7: for ARM, and x86 with VNNI instructions; others overflow without an error."""
+    unsigned: bool = False
+    """8-bit activations and unsigned weights, which overflow nowhere; on x86 they are slower than signed ones."""
+
+    @property
+    def max_level(self) -> int:
+        """The largest 8-bit activation."""
+        return 255 if self.full_range or self.unsigned else 127
 
 
 @dataclass(frozen=True)
@@ -117,26 +124,40 @@ def export(
         raise AlbertkitError(f"{target} is the file that --tokenizer writes; choose another name, such as model.onnx")
     for path in [target, tokenizer_file][: 1 + settings.tokenizer]:
         check_absent(path, overwrite)
-    stored = fold_scores(open_stored(source))
+    stored = open_stored(source)
+    result = export_stored(stored, target, settings, overwrite, texts)
+    if settings.tokenizer and stored.tokenizer is not None:
+        write_file(tokenizer_file, to_json(stored.tokenizer.vocabulary).encode(), overwrite)
+    return result
+
+
+def export_stored(
+    stored: StoredModel,
+    target: Path,
+    settings: ExportSettings,
+    overwrite: bool = False,
+    texts: Sequence[str] | None = None,
+    reference: StoredModel | None = None,
+) -> ExportResult:
+    """`export` for a model in memory. reference: the model for the verdict, if it is another one, such as floats."""
+    stored = fold_scores(stored)
     heads = exported_heads(stored, settings.head)
-    depth = settings.depth or stored.metadata.depth or stored.config.num_hidden_layers
+    layers = stored.config.num_hidden_layers
+    depth = layers if settings.depth == "full" else settings.depth or stored.metadata.depth or layers
     if "vector" in heads:
         check_trained_depth(stored.config, stored.metadata, depth)
-    max_level = 255 if settings.full_range else 127
-    model = build(stored, heads, depth, max_level)
-    data = model.SerializeToString()
+    model = build(stored, heads, depth, settings)
+    data = model.encode()
     if len(data) > MAX_FILE_BYTES:
         raise AlbertkitError(
             f"the file would have {len(data):,} bytes; ONNX allows {MAX_FILE_BYTES:,}, so quantize the model first"
         )
-    check_difference(data, stored, heads, depth, max_level)
+    check_difference(data, stored, heads, depth, settings)
     batches, text_kind = compared_batches(stored, texts)
-    errors = output_differences(data, stored, heads, depth, max_level, batches)
+    errors = output_differences(data, reference or stored, heads, depth, settings.max_level, batches)
     agreement = Agreement.of(1 - errors[:, 0] ** 2 / 2, text_kind)  # for vectors of length 1, the cosine
     write_file(target, data, overwrite)
-    if settings.tokenizer and stored.tokenizer is not None:
-        write_file(tokenizer_file, to_json(stored.tokenizer.vocabulary).encode(), overwrite)
-    weights = sum(len(t.raw_data) for t in model.graph.initializer)
+    weights = sum(len(t.raw_data or b"") for t in model.graph.initializer)
     outputs = [output.name for output in model.graph.output]
     bits, applied = 8 if stored.metadata.quantization else 32, 0 if stored.config.options.static else depth
     return ExportResult(
@@ -167,9 +188,9 @@ def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...
 # Building --------------------------------------------------------------------------------------------------------
 
 
-def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> ModelProto:
+def build(stored: StoredModel, heads: tuple[str, ...], depth: int, settings: ExportSettings) -> ModelProto:
     config, weights, meta = stored.config, stored.weights, stored.metadata
-    b = PortableBuilder(max_level)
+    b = PortableBuilder(settings.max_level, unsigned=settings.unsigned)
     ids, mask, segments = (
         b.input(name, TensorProto.INT64, ["texts", "length"])
         for name in ("input_ids", "attention_mask", "token_type_ids")
@@ -203,7 +224,7 @@ def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: in
 
 def _name_output(b: PortableBuilder, tensor: str, name: str) -> None:
     """Set the public name of an output."""
-    b.nodes.append(helper.make_node("Identity", [tensor], [name], name=name))
+    b.nodes.append(make_node("Identity", [tensor], [name], name=name))
 
 
 def _head(
@@ -264,14 +285,11 @@ def custom_head_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden
         if entry.name not in names:
             names[entry.name] = b.weight(entry.name, as_float(stored.weights[entry.name]))
     for tensor in graph.initializer:
-        names[tensor.name] = b.weight(tensor.name, numpy_helper.to_array(tensor))
+        names[tensor.name] = b.weight(tensor.name, tensor.array())
     for node in graph.node:
-        copy = NodeProto()
-        copy.CopyFrom(node)
         names |= {output: b.fresh(node.op_type) for output in node.output if output}
-        copy.input[:] = [names[name] for name in node.input]
-        copy.output[:] = [names[name] for name in node.output]
-        b.nodes.append(copy)
+        inputs, outputs = [names[name] for name in node.input], [names[name] for name in node.output]
+        b.nodes.append(replace(node, input=inputs, output=outputs))
     factor, offset = score_scale(stored.metadata)
     if (factor, offset) == (1.0, 0.0):
         return names["scores"]
@@ -308,15 +326,17 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 # Checking and writing --------------------------------------------------------------------------------------------
 
 
-def check_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> None:
+def check_difference(
+    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, settings: ExportSettings
+) -> None:
     """Raise if the outputs of the file and of the model differ on random tokens."""
     checks = [(data, depth, FLOAT_ERROR)]
     if stored.metadata.quantization:
-        one_layer = build(stored, heads, 1, max_level).SerializeToString()
+        one_layer = build(stored, heads, 1, settings).encode()
         checks = [(one_layer, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
     for file, layers_applied, allowed in checks:
         batch = random_batch(stored.config)
-        error = output_differences(file, stored, heads, layers_applied, max_level, [batch]).max()
+        error = output_differences(file, stored, heads, layers_applied, settings.max_level, [batch]).max()
         if not error <= allowed:
             raise AlbertkitError(
                 f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and "

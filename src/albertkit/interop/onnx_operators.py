@@ -1,6 +1,6 @@
 """The parts of `runtime/graph.py` in standard ONNX operators, which any ONNX runtime supports.
 
-In: the calls of a `Builder`. Out: an onnx `ModelProto` that contains each weight once, transposed or not.
+In: the calls of a `Builder`. Out: a `ModelProto` that contains each weight once, transposed or not.
 Int8 products stay int8 (QuantizeLinear and MatMulInteger, one scale per token), as in the runtime; what the runtime
 computes in float from int8 weights is dequantised in the graph. After this file: `onnx_export.py`.
 """
@@ -14,8 +14,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
-from onnx import ModelProto, TensorProto, helper
 
+from albertkit.onnx_model import (
+    GraphProto,
+    ModelProto,
+    StringStringEntryProto,
+    TensorProto,
+    make_model,
+    make_tensor,
+    make_value_info,
+)
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import IR, OPSET, Builder
 
@@ -26,6 +34,8 @@ class PortableBuilder(Builder):
 
     stored_arrays: dict[str, tuple[str, bool]] = field(default_factory=dict)
     """Hash of an array → the name it is stored under, and whether it is stored as its transpose."""
+    unsigned: bool = False
+    """Store the weights of integer products as unsigned numbers, whose products overflow on no CPU."""
     stored_constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
     def fresh(self, op: str) -> str:
@@ -79,7 +89,12 @@ class PortableBuilder(Builder):
 
     def integer_product(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
         """The product of integers, multiplied with the scale of each row of W."""
-        summed = self.node("MatMulInteger", small, self.transpose(name, weight.values), zero)
+        if self.unsigned:
+            values = (weight.values.astype(np.int16) + 128).astype(np.uint8)
+            middle = self.constant(128, np.uint8)
+            summed = self.node("MatMulInteger", small, self.transpose(name, values), zero, middle)
+        else:
+            summed = self.node("MatMulInteger", small, self.transpose(name, weight.values), zero)
         scale = self.weight(f"{name}.scale", weight.scale)
         return self.node("Mul", self.node("Cast", summed, to=TensorProto.FLOAT), scale)
 
@@ -121,15 +136,12 @@ class PortableBuilder(Builder):
 
     def model(self, outputs: dict[str, list[Any]], metadata: dict[str, str]) -> ModelProto:
         """The finished file; `outputs` are named tensors of the graph and their shapes."""
-        stored = [
-            helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape, a.tobytes(), raw=True)
-            for name, a in self.weights.items()
-        ]
-        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+        stored = [make_tensor(name, array) for name, array in self.weights.items()]
+        results = [make_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
         for node in self.nodes:
-            node.ClearField("name")  # a node is known by its outputs
-        graph = helper.make_graph(self.nodes, "albertkit", self.inputs, results, initializer=[*self.constants, *stored])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+            node.name = ""  # a node is known by its outputs
+        graph = GraphProto(self.nodes, "albertkit", [*self.constants, *stored], self.inputs, results)
+        model = make_model(graph, {"": OPSET}, IR)
         model.producer_name = "albertkit"
-        helper.set_model_props(model, metadata)
+        model.metadata_props = [StringStringEntryProto(key, value) for key, value in metadata.items()]
         return model

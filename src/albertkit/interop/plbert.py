@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from albertkit.artifact import Artifact, ArtifactMetadata, load_weights
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import file_size, open_weights
-from albertkit.interop.google_tf import protobuf_fields
 from albertkit.interop.huggingface import WORD_TABLE, encoder_prefix, from_state_dict
 from albertkit.interop.pickle_file import open_pickle
+from albertkit.onnx_model import ModelProto, TensorProto
+from albertkit.protobuf import protobuf_fields
 from albertkit.tensor_file import StoredTensor, check_shape
 from albertkit.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from onnx import TensorProto
 
 Tensors = dict[str, StoredTensor]
 
@@ -98,8 +96,6 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
 
     ONNX files name biases and norms but not matrices: a matrix is found through the product its bias is added to.
     """
-    import onnx
-
     try:
         with open_weights(path) as file:
             if file_size(file) > MAX_ONNX_BYTES:
@@ -107,9 +103,9 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
                 raise AlbertkitError(f"{found}; an ONNX file has at most {MAX_ONNX_BYTES:,}. Check the path.")
             data = file.read(file_size(file))
         _check_graph(data)
-        graph = onnx.load_model_from_string(data).graph
+        graph = ModelProto.decode(memoryview(data)).graph
         stored = {t.name: t for t in graph.initializer}
-        if any(t.data_location == onnx.TensorProto.EXTERNAL for t in stored.values()):
+        if any(t.data_location == TensorProto.EXTERNAL for t in stored.values()):
             raise AlbertkitError(f"{path} has weights in other files, which are not read; save it as one file")
         tensors: Tensors = {}
         uses = 0
@@ -129,7 +125,7 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
                 uses += bias.endswith("albert_layers.0.attention.query.bias")
     except AlbertkitError:
         raise
-    except Exception as error:  # protobuf and onnx raise many types for a damaged file
+    except (OSError, ValueError, MemoryError) as error:
         raise AlbertkitError(f"{path} is not a readable ONNX file: {str(error).splitlines()[0][:160]}") from None
     return tensors, max(uses, 1)
 
@@ -149,15 +145,13 @@ def _check_graph(data: bytes) -> None:
 
 
 def _stored(path: Path, tensor: TensorProto, transpose: bool = False) -> StoredTensor:
-    from onnx import helper, numpy_helper
-
-    dtype, shape = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)), tuple(tensor.dims)
+    dtype, shape = tensor.dtype, tuple(tensor.dims)
     check_shape(tensor.name, shape, dtype)
 
     def read() -> np.ndarray:
         try:
-            array = numpy_helper.to_array(tensor)
-        except Exception as error:  # onnx raises many types for a damaged tensor
+            array = tensor.array()
+        except (ValueError, OverflowError, MemoryError) as error:
             reason = str(error).splitlines()[0][:160]
             raise AlbertkitError(
                 f"{path}: tensor {tensor.name!r} is damaged ({reason}). Copy the file again."

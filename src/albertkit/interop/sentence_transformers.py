@@ -1,7 +1,7 @@
-"""sentence-transformers folders whose encoder is an ALBERT: read as an artifact, and written from one.
+"""sentence-transformers folders whose encoder is an ALBERT: read as an artifact, and their files written from one.
 
 In: a folder with `modules.json` (Transformer, Pooling, optional Normalize). Out: an `Artifact` with its pooling,
-normalisation and prompts; any other module is an error. `write_folder` writes a folder that gives the same vectors.
+normalisation and prompts; any other module is an error. After this file: `layouts.py` writes a folder.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata
+from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, StoredModel
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import JSON_LIMIT, new_folder, read_file, read_json, write_json, write_tensors
+from albertkit.file_io import JSON_LIMIT, read_file, read_json, write_json, write_tensors
 from albertkit.interop import huggingface
-from albertkit.transformers_folder import for_transformers, public_config, public_tensors, transformers_difference
+from albertkit.transformers_folder import public_config, public_tensors
+
+Model = TypeVar("Model", Artifact, StoredModel)
 
 MODULES = "modules.json"
 # sentence-transformers name of a pooling → our name.
@@ -27,8 +29,9 @@ POOLINGS = {
 
 
 def is_folder(folder: Path) -> bool:
-    """Whether this is a sentence-transformers folder and not an artifact."""
-    return (folder / MODULES).is_file() and not (folder / METADATA_FILE).is_file()
+    """Whether this is a sentence-transformers folder with sentence vectors and not an artifact."""
+    is_artifact = (folder / METADATA_FILE).is_file()
+    return (folder / MODULES).is_file() and not is_artifact and not huggingface.is_cross_encoder(folder)
 
 
 def _list_modules(folder: Path) -> list[tuple[str, Path]]:
@@ -107,50 +110,49 @@ def _pooling(settings: dict[str, Any], folder: Path) -> str:
     return POOLINGS[enabled[0]]
 
 
-def encoder_only(artifact: Artifact) -> Artifact:
+def encoder_only(model: Model) -> Model:
     """The model of the vectors, without the heads of a task."""
-    weights = {name: array for name, array in artifact.weights.items() if name.startswith("encoder.")}
-    metadata = dataclasses.replace(artifact.metadata, task="embed", labels=(), details={})
-    return Artifact(artifact.config, weights, artifact.tokenizer, metadata)
+    weights: dict[str, Any] = {name: array for name, array in model.weights.items() if name.startswith("encoder.")}
+    metadata = dataclasses.replace(model.metadata, task="embed", labels=(), details={})
+    return dataclasses.replace(model, weights=weights, metadata=metadata, head_graphs={})
 
 
-def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False) -> Path:
-    """Write a folder that sentence-transformers opens, with the vectors of `embed(texts, long_texts="truncate")`.
-
-    sentence-transformers truncates long texts, where `embed` by default averages the vectors of their parts.
-    """
-    artifact = for_transformers(encoder_only(artifact))
-    meta, config = artifact.metadata, artifact.config
-    difference = transformers_difference(artifact)
-    if difference is not None:
+def check_pooling(model: Artifact | StoredModel) -> None:
+    """Raise if sentence-transformers has no such pooling, or the model has no tokenizer."""
+    if model.metadata.pooling not in POOLINGS.values():
         raise AlbertkitError(
-            f"sentence-transformers cannot compute the vectors of this model: {difference}. "
-            "Export it to ONNX instead (albertkit export --head vector)."
+            f"pooling {model.metadata.pooling!r} is unknown to sentence-transformers; choose mean, cls or max"
         )
-    if meta.pooling not in POOLINGS.values():
-        raise AlbertkitError(f"pooling {meta.pooling!r} is unknown to sentence-transformers; choose mean, cls or max")
-    if artifact.tokenizer is None:
-        raise AlbertkitError("a sentence-transformers folder needs a tokenizer, and this artifact has none")
+    if model.tokenizer is None:
+        raise AlbertkitError("a sentence-transformers folder needs a tokenizer, and this model has none")
+
+
+def write_weights(artifact: Artifact, folder: Path) -> None:
+    """Write the encoder for torch."""
+    write_json(folder / "config.json", public_config(artifact))
+    write_tensors(folder / "model.safetensors", public_tensors(artifact))
+
+
+def write_modules(model: Artifact | StoredModel, folder: Path) -> None:
+    """Write the tokenizer, and the modules around the encoder: pooling, normalisation, prompts and length."""
+    meta, config = model.metadata, model.config
+    assert model.tokenizer is not None
+    model.tokenizer.save(folder, model_max_length=config.max_position_embeddings)
     steps = [("", "models.Transformer"), ("1_Pooling", "models.Pooling"), ("2_Normalize", "models.Normalize")]
     steps = steps if meta.normalize else steps[:2]
-    with new_folder(Path(folder), overwrite) as scratch:
-        write_json(scratch / "config.json", public_config(artifact))
-        write_tensors(scratch / "model.safetensors", public_tensors(artifact))
-        artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings)
-        modules = [
-            {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.{kind}"}
-            for i, (place, kind) in enumerate(steps)
-        ]
-        write_json(scratch / MODULES, modules)
-        write_json(
-            scratch / "sentence_bert_config.json",
-            {"max_seq_length": config.max_position_embeddings, "do_lower_case": False},
-        )
-        default = "default" if meta.prompts.get("default") else None  # before every text, as here
-        settings = {"prompts": meta.prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
-        write_json(scratch / "config_sentence_transformers.json", settings)
-        for place, _ in steps[1:]:
-            (scratch / place).mkdir()
-        modes = {name: ours == meta.pooling for name, ours in POOLINGS.items()}
-        write_json(scratch / "1_Pooling" / "config.json", {"word_embedding_dimension": config.hidden_size, **modes})
-    return Path(folder)
+    modules = [
+        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.{kind}"}
+        for i, (place, kind) in enumerate(steps)
+    ]
+    write_json(folder / MODULES, modules)
+    write_json(
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": config.max_position_embeddings, "do_lower_case": False},
+    )
+    default = "default" if meta.prompts.get("default") else None  # before every text, as here
+    settings = {"prompts": meta.prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    for place, _ in steps[1:]:
+        (folder / place).mkdir()
+    modes = {name: ours == meta.pooling for name, ours in POOLINGS.items()}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": config.hidden_size, **modes})

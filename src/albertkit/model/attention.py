@@ -65,12 +65,13 @@ class Attention(nn.Module):
         if batch.attention_mask is not None or (query.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
             return self.attend_padded(query, key, value, batch, first, local)
         parts = []
+        inside = None if batch.key_mask is None else batch.key_mask[:, None, None]  # (texts, 1, 1, length)
         sizes = [n * length for n, length in batch.runs]
         query_sizes = [n for n, _ in batch.runs] if first else sizes
         runs = zip(query.split(query_sizes), key.split(sizes), value.split(sizes), batch.runs, strict=True)
         for q, k, v, (n, _) in runs:
             q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (q, k, v))  # (texts, heads, length, d)
-            parts.append(self.attend_texts(q, k, v, first, local, None).transpose(1, 2).flatten(0, 1))
+            parts.append(self.attend_texts(q, k, v, first, local, inside).transpose(1, 2).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def attend_padded(

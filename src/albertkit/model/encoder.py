@@ -116,14 +116,23 @@ class Layer(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False, ffn_group: int = 0
     ) -> Tensor:
-        half = self if self.ffn_groups is None else self.ffn_groups[ffn_group]
         residual = batch.first(hidden) if first else hidden
+        attended = self.attention(self.attention_norm(hidden) if self.pre_norm else hidden, batch, first, local)
+        return self.after_attention(residual, attended, ffn_group)
+
+    def after_attention(self, residual: Tensor, attended: Tensor, ffn_group: int = 0) -> Tensor:
+        """The result of the layer, from its input and the output of attention, (tokens, H) both."""
+        half = self if self.ffn_groups is None else self.ffn_groups[ffn_group]
         if self.pre_norm:
-            residual = residual + self.attention(self.attention_norm(hidden), batch, first, local)
+            residual = residual + attended
             return residual + half.ffn(half.ffn_norm(residual))  # type: ignore[operator]
-        hidden = self.attention_norm(residual + self.attention(hidden, batch, first, local))
+        hidden = self.attention_norm(residual + attended)
         out: Tensor = half.ffn_norm(hidden + half.ffn(hidden))  # type: ignore[operator]
         return out
+
+    def compile_after_attention(self) -> None:
+        """Compile what can be fused, for any number of tokens. Attention has fused kernels of its own."""
+        self.after_attention = torch.compile(self.after_attention, dynamic=True)  # type: ignore[method-assign]
 
 
 def _apply(layer: nn.Module, share: float, *inputs: Tensor | Batch | int) -> Tensor:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from albertkit import head_graph
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, need
 from albertkit.head_graph import HEAD_OPSET, INPUTS, HeadSession
+from albertkit.onnx_model import ModelProto
 from albertkit.weights import CUSTOM_HEADS, TOKEN_HEADS
 
 LENGTHS = ((7, 3, 2), (2,), (11, 11))  # of the texts in the batches that are compared; the first one is traced
@@ -42,8 +43,9 @@ def export_head(name: str, module: nn.Module, hidden_size: int, outputs: int | N
 
 def _torch_export(module: nn.Module, hidden: Tensor, mask: Tensor) -> bytes:
     """The file of `torch.onnx.export`, with the weights as inputs. Its names of weights are those of the module."""
+    need("onnx", "train", "a custom head")  # torch imports it
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter that needs no further package is deprecated
+        warnings.simplefilter("ignore")  # the exporter that needs no onnxscript is deprecated
         try:
             torch.onnx.export(
                 module,
@@ -96,21 +98,15 @@ def _with_distinct_weights(module: nn.Module) -> nn.Module:
 
 
 def _finished(name: str, data: bytes) -> bytes:
-    """The exported file with the names of our tensors, and without the source lines of the user's code."""
-    from onnx import ModelProto
-
-    model = ModelProto.FromString(data)
+    """The exported file with the names of our tensors; the source lines of the user's code are not decoded."""
+    model = ModelProto.decode(data)
     weights = {entry.name for entry in model.graph.input if entry.name not in INPUTS}
     for entry in model.graph.input:
         if entry.name in weights:
             entry.name = f"heads.{name}.module.{entry.name}"
     for node in model.graph.node:
-        node.ClearField("doc_string")
-        del node.metadata_props[:]
-        for place, used in enumerate(node.input):
-            if used in weights:
-                node.input[place] = f"heads.{name}.module.{used}"
-    return bytes(model.SerializeToString(deterministic=True))
+        node.input = [f"heads.{name}.module.{used}" if used in weights else used for used in node.input]
+    return model.encode()
 
 
 # The comparison --------------------------------------------------------------------------------------------------

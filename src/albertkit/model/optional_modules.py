@@ -263,7 +263,7 @@ class ConfigurableAttention(Attention):
         """The mask that is added to scores: the bias, with -∞ where `inside` is False; without bias, the bool mask."""
         if bias is None:
             return inside
-        bias = bias.to(dtype)[None]
+        bias = bias.to(dtype).contiguous()[None]  # overlapping rows are not aligned as a GPU's kernels need them
         return bias if inside is None else bias.masked_fill(~inside, float("-inf"))
 
     def attend_blocks(self, query: Tensor, key: Tensor, value: Tensor, inside: Tensor | None) -> Tensor:

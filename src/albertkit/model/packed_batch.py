@@ -53,6 +53,8 @@ class Batch:
     runs: tuple[tuple[int, int], ...]
     attention_mask: Tensor | None = None
     """Tokens (columns) to which a token (row) attends, (texts, longest, longest) bool; None: all of its text."""
+    key_mask: Tensor | None = None
+    """For texts padded to one length, (texts, length) bool: False at padding, to which no token attends."""
     vectors: Tensor | None = None
     """Vectors that replace word embeddings, such as features of an image, (extra, E)."""
     places: Tensor | None = None
@@ -71,6 +73,12 @@ class Batch:
         if self.attention_mask is not None and tuple(self.attention_mask.shape) != expected:
             raise AlbertkitError(
                 f"attention_mask has shape {tuple(self.attention_mask.shape)}: for these texts it must be {expected}."
+            )
+        padded = {expected[:2]} if len(self.runs) == 1 and self.attention_mask is None else set()
+        if self.key_mask is not None and tuple(self.key_mask.shape) not in padded:
+            raise AlbertkitError(
+                f"key_mask has shape {tuple(self.key_mask.shape)}, but it is for texts of one length without "
+                "attention_mask. Pass a mask of the shape (texts, length)."
             )
         if (self.vectors is None) != (self.places is None):
             raise AlbertkitError("only one of vectors and places was passed. Pass both or neither.")

@@ -20,7 +20,7 @@ from albertkit.data.passages import everyday_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.engine import Engine, open_graph
+from albertkit.runtime.engine import Engine, OnnxEmbedding, cores, machine_max_level, open_graph
 from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import ffn_prefixes
@@ -101,12 +101,13 @@ def record_inputs(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> Iterator[LayerInputs]:
     """The inputs of the shared layers' matrices at every use; a sample of them if there are many tokens."""
-    engine = Engine(config, dict(weights))
+    threads, max_level = cores(), machine_max_level()
+    embedding = OnnxEmbedding(config, weights, threads, max_level)  # so that compiled layers change no quantized weight
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
         (group, inner, ffn): open_graph(
-            graphs.watched_graph(config, weights, f"encoder.groups.{group}.{inner}", engine.max_level, ffn),
-            engine.threads,
+            graphs.watched_graph(config, weights, f"encoder.groups.{group}.{inner}", max_level, ffn),
+            threads,
         )
         for group in range(config.layer_groups)
         for inner in range(inner_layers)
@@ -117,7 +118,7 @@ def record_inputs(
     generator = np.random.default_rng(0)
     for batch in token_batches(ids):
         progress("recording activations")
-        hidden = engine.run(batch, 0)
+        hidden = embedding.embed(batch.ids, batch.segments)
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
         for layer, inner in product(range(layers), range(inner_layers)):
             group, ffn = config.group_of(layer), config.ffn_of(layer)
@@ -134,13 +135,18 @@ def calibration_tokens(
     artifact: Artifact, texts: Iterable[str] | None, progress: Progress = lambda _: None
 ) -> list[list[int]]:
     """Token ids of a few hundred texts; without texts, synthetic ones."""
+    from albertkit.runtime.embed import text_chunks  # which imports this module to open a model
+
     if texts is None:
         return synthetic_tokens(artifact, progress)
     if artifact.tokenizer is None:
         raise AlbertkitError(
             "calibration texts need a tokenizer, but this model has none. Copy tokenizer.json into its folder."
         )
-    chosen = list(islice((text for text in texts if text.strip()), 512))
+    if isinstance(texts, str):
+        raise AlbertkitError(f"the calibration texts are one text, {texts!r:.40}. Pass a list of texts.")
+    checked = (text for chunk in text_chunks(texts) for text in chunk)
+    chosen = list(islice((text for text in checked if text.strip()), 512))
     if not chosen:
         raise AlbertkitError("there are no calibration texts. Pass a few hundred texts similar to those in use.")
     limit = min(128, artifact.config.max_position_embeddings)
@@ -174,7 +180,7 @@ def synthetic_tokens(
     turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each position is filled
     turns[generator.random(ids.shape) < RANDOM_SHARE] = -1
     turns[:, [0, -1]] = -1
-    engine = Engine(artifact.config, dict(artifact.weights))
+    engine = Engine(artifact.config, dict(artifact.weights), max_level=machine_max_level())
     for turn in range(ROUNDS):
         progress(f"generating text, {turn + 1} of {ROUNDS}")
         _fill_masks(engine, ids, turns - turn, tokenizer.mask_id or 0, generator)

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import METADATA_FILE, model_folder, read_metadata, read_stored, write_metadata
+from albertkit.artifact import (
+    METADATA_FILE,
+    ArtifactMetadata,
+    model_folder,
+    read_metadata,
+    read_stored,
+    write_metadata,
+)
+from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.early_exit import (
     CONFIDENCE,
@@ -55,12 +63,18 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
         )
     if not (folder / METADATA_FILE).is_file():
         raise AlbertkitError(f"{folder} has no {METADATA_FILE}. Run  albertkit convert {folder} OUT  first.")
-    opened = RuntimeModel(read_stored(folder), source=folder)
-    if opened.config.options.static:
+    stored = read_stored(folder)
+    if stored.config.options.static:
         raise AlbertkitError(f"{folder} is a static model and has no layers. Pass another model.")
-    full = opened.depth
+    full = depth_to_compare(stored.config, stored.metadata)
+    opened = RuntimeModel(stored, depth=full, source=folder)
     chosen = sorted(set(exit_depths)) if exit_depths else [d for d in available_exit_depths(opened) if d < full]
-    if not chosen or not 1 <= chosen[0] <= chosen[-1] < full:
+    if not chosen:
+        raise AlbertkitError(
+            f"{folder} applies {full} layers and was trained for no smaller depth, so texts cannot exit early. "
+            "Pass exit_depths to try others, or distil a model with --depths."
+        )
+    if not 1 <= chosen[0] <= chosen[-1] < full:
         raise AlbertkitError(f"exit_depths={exit_depths} is not available. Pass depths from 1 to {full - 1}.")
     measure = calibrate_task if opened.metadata.task in TASKS else calibrate_vectors
     found = measure(opened, examples, chosen)
@@ -72,6 +86,17 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
     details = {**metadata.details, "early_exit": found.to_dict()}
     write_metadata(folder, dataclasses.replace(metadata, details=details), files)
     return found
+
+
+def depth_to_compare(config: AlbertConfig, metadata: ArtifactMetadata) -> int:
+    """The depth whose results early exits should give: that of an earlier calibration, that for which the heads of a
+    task were trained, or all layers for vectors.
+    """
+    calibrated = metadata.details.get("early_exit")
+    if calibrated is not None:
+        return ExitCalibration.from_dict(calibrated).depth
+    of_heads = metadata.depth if metadata.task in TASKS else None
+    return of_heads or config.num_hidden_layers
 
 
 def calibrate_task(model: RuntimeModel, examples: Sequence[Any], exit_depths: Sequence[int]) -> ExitCalibration | None:

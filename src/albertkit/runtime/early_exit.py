@@ -17,7 +17,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import group_by_length, pad_batch
-from albertkit.runtime.runtime_model import RuntimeModel, trained_depths
+from albertkit.runtime.runtime_model import Depth, RuntimeModel, trained_depths
 
 MAX_BATCHES = 8  # batches whose hidden states are in memory at once
 EarlyExit = str | float | None
@@ -143,9 +143,9 @@ def risk_limits(lines: Sequence[tuple[float, float] | None], risk: float) -> tup
 # Parsing of `early_exit=` ----------------------------------------------------------------------------------------
 
 
-def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: int | None, kind: str) -> ExitRule:
+def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: Depth | None, kind: str) -> ExitRule:
     """`early_exit=` as a rule for a model; `kind` is its uncertainty: entropy, change or cosine."""
-    last = model.layers_to_apply(depth)
+    last = last_exit_depth(model, depth)
     if model.config.options.static:
         raise AlbertkitError(f"early_exit={early_exit!r} is not available: a static model has no layers. Omit it.")
     name, value = parse_early_exit(early_exit)
@@ -163,6 +163,14 @@ def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: int | None, kin
         )
     exit_depths = tuple(depth for depth in available_exit_depths(model) if depth < last)
     return ExitRule(last, exit_depths, (1 - value if name == "cosine" else value,) * len(exit_depths))
+
+
+def last_exit_depth(model: RuntimeModel, depth: Depth | None) -> int:
+    """The depth at which all remaining texts exit: `depth`, else the calibrated one, else the model's default."""
+    stored = model.metadata.details.get("early_exit")
+    if depth is None and stored is not None and model.depth == model.check_depth(model.metadata.depth):
+        return ExitCalibration.from_dict(stored).depth
+    return model.layers_to_apply(depth)
 
 
 def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitCalibration:

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice, check_finite
+from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
-from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.runtime.packed_texts import OutputRequest, PackedTexts
+from albertkit.runtime.prompts import prompt_text
+from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
 from albertkit.runtime.shared_map import SPACES, SharedMap, shared_map
 from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
+from albertkit.vector_dtype import check_dtype, convert_vectors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,11 +33,12 @@ if TYPE_CHECKING:
 POOLINGS = ("mean", "cls", "pooler", "max")
 LONG_TEXTS = ("split", "truncate", "error")
 MAX_CHUNK_TEXTS = 4096  # most texts sorted by length together; bounds memory
+DEVICE_CHUNK_TEXTS = 16_384  # of each chunk for a device, which needs large groups of similar length
 FIRST_CHUNK_TEXTS = 64  # the first chunks are small, so that first results appear early
 CHUNK_CHARACTERS = 4_000_000
 TOKEN_VECTOR_TEXTS = 64  # texts whose token vectors are computed together; bounds memory
 MAX_CHARACTERS = 1_000_000  # of one text, unless it is truncated
-OVERLAP = 64  # tokens shared by neighbouring windows of a long text
+OVERLAP = 64  # tokens shared by neighbouring windows of a long text, at most half of a window
 
 
 class EmbedKeywords(TypedDict, total=False):
@@ -44,8 +48,8 @@ class EmbedKeywords(TypedDict, total=False):
     """mean, cls, pooler or max. Default: the model's."""
     layer: int | None
     """Hidden state to pool: 0 the embeddings, -1 the last."""
-    depth: int | None
-    """Layers to apply."""
+    depth: Depth | None
+    """Layers to apply; "full" for all. Default: the model's."""
     dim: int | None
     """Keep only the first numbers of each vector."""
     normalize: bool | None
@@ -56,6 +60,8 @@ class EmbedKeywords(TypedDict, total=False):
     """A prefix of each text, or the name of one of the model's prompts."""
     space: str | None
     """own (default), or shared: the space of English and Chinese vectors, for `small` and `small-zh`."""
+    dtype: str | None
+    """float32 (default), float16, int8 (127 times each number) or binary (bits, packed into uint8)."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class EmbedOptions:
     normalize: bool
     prompt: str
     space: str = "own"
+    dtype: str = "float32"
     shared: SharedMap | None = field(default=None, compare=False, repr=False)
 
 
@@ -115,19 +122,24 @@ class TokenVectors:
 
 def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
     """The keywords of `embed`, checked."""
+    check_keys("option", keywords, EmbedKeywords.__annotations__)
     pooling = keywords.get("pooling") or model.metadata.pooling
     layer, dim, long_texts = keywords.get("layer"), keywords.get("dim"), keywords.get("long_texts", "split")
-    normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.metadata.prompts
+    normalize, prompt = keywords.get("normalize"), prompt_text(keywords.get("prompt"), model.metadata.prompts)
     check_choice("pooling", pooling, POOLINGS)
     check_choice("long_texts", long_texts, LONG_TEXTS)
     space = keywords.get("space") or "own"
     check_choice("space", space, SPACES)
     if space == "shared" and (pooling != "mean" or layer is not None):
         raise AlbertkitError("space='shared' is for the model's own vectors: mean pooling, no layer. Omit the others.")
-    if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= model.dim):
-        raise AlbertkitError(f"dim={dim} is not available: this model has 1 to {model.dim} dimensions.")
+    dim = int(dim) if isinstance(dim, np.integer) else dim
+    if dim is not None and (type(dim) is not int or not 1 <= dim <= model.dim):
+        raise AlbertkitError(f"dim={dim!r} is not available. Pass a whole number from 1 to {model.dim}.")
     if model.config.options.static and pooling != "mean":
         raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling.")
+    normalize = model.metadata.normalize if normalize is None else normalize
+    dtype = keywords.get("dtype") or "float32"
+    check_dtype(dtype, normalize)
     layers = model.layers_to_apply(keywords.get("depth"), layer, pooling)
     if layer is None:
         check_trained_depth(model.config, model.metadata, layers, f"; layer={layers} gives the hidden states there")
@@ -136,9 +148,10 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
         layers,
         long_texts,
         dim,
-        model.metadata.normalize if normalize is None else normalize,
-        prompts.get("default", "") if prompt is None else prompts.get(prompt, prompt),
+        normalize,
+        prompt,
         space,
+        dtype,
         shared_map(model.name.partition("-")[0]) if space == "shared" else None,
     )
 
@@ -158,7 +171,8 @@ def embed_texts(
     rule: for early exit. on_exit: called with the depth at which each text exited.
     """
     start, has_warned = 0, False
-    for chunk in text_chunks(texts):
+    sizes = () if model.packed_outputs is None else (DEVICE_CHUNK_TEXTS, DEVICE_CHUNK_TEXTS)
+    for chunk in text_chunks(texts, *sizes):
         with collect_unreadable() as found:
             windows = split_texts(model, chunk, options, start)
         report_unreadable(found[0], is_repeated=has_warned)
@@ -184,6 +198,8 @@ def window_vectors(model: RuntimeModel, ids: Sequence[Sequence[int]], depth: int
     """Pooled hidden states (windows, H), not normalized."""
     if isinstance(model.engine, StaticEngine):
         return model.engine.means(ids)
+    if model.packed_outputs is not None:
+        return model.packed_outputs(PackedTexts.of(ids), depth, [OutputRequest(pooling)])[0]
     vectors = np.empty((len(ids), model.dim), np.float32)
     for batch in token_batches(ids, token_budget=model.token_budget):
         vectors[batch.order] = pool(model, model.engine.run(batch, depth), batch.lengths, pooling)
@@ -219,7 +235,7 @@ def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOp
     cut = vectors[:, : options.dim]
     found = unit_length(cut) if options.normalize else cut
     check_finite("vectors", found)
-    return found
+    return convert_vectors(found, options.dtype)
 
 
 def window_mean(
@@ -243,7 +259,7 @@ def unit_length(vectors: np.ndarray) -> np.ndarray:
 
 
 def token_vectors(
-    model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, layer: int | None = None
+    model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, layer: int | None = None
 ) -> list[TokenVectors]:
     """The vector of each token of each text; long texts are truncated."""
     layers = model.layers_to_apply(depth, layer)
@@ -262,7 +278,7 @@ def token_vectors(
 
 
 def token_vectors_iter(
-    model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, layer: int | None = None
+    model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, layer: int | None = None
 ) -> Iterator[TokenVectors]:
     """`token_vectors` in bounded memory for any number of texts."""
     has_warned, rest = False, iter([texts] if isinstance(texts, str) else texts)
@@ -277,8 +293,13 @@ def token_vectors_iter(
 # Texts to tokens -------------------------------------------------------------------------------------------------
 
 
-def text_chunks(texts: str | Iterable[str]) -> Iterator[list[str]]:
-    """Chunks of the input that are sorted together, bounded in texts and in characters. Every text is checked."""
+def text_chunks(
+    texts: str | Iterable[str], first: int = FIRST_CHUNK_TEXTS, largest: int = MAX_CHUNK_TEXTS
+) -> Iterator[list[str]]:
+    """Chunks of the input that are sorted together, bounded in texts and in characters. Every text is checked.
+
+    Chunks have `first` texts, then twice as many each time, up to `largest`.
+    """
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, bytes):
@@ -287,7 +308,7 @@ def text_chunks(texts: str | Iterable[str]) -> Iterator[list[str]]:
         raise AlbertkitError(
             f"texts is a {type(texts).__name__}. Pass a text, or several in a list, a generator or a column."
         )
-    characters, chunk, most = 0, list[str](), FIRST_CHUNK_TEXTS
+    characters, chunk, most = 0, list[str](), first
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise AlbertkitError(f"text {place} is {_describe(text)}; every text must be a str. Remove or replace it.")
@@ -295,7 +316,7 @@ def text_chunks(texts: str | Iterable[str]) -> Iterator[list[str]]:
         characters += len(text)
         if len(chunk) >= most or characters >= CHUNK_CHARACTERS:
             yield chunk
-            characters, chunk, most = 0, [], min(2 * most, MAX_CHUNK_TEXTS)
+            characters, chunk, most = 0, [], min(2 * most, largest)
     if chunk:
         yield chunk
 
@@ -321,7 +342,7 @@ def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: st
     """Token ids without special tokens as windows with them."""
     first, last = model.special_tokens
     room = model.max_tokens - len(first) - len(last)
-    step = max(1, room - OVERLAP)
+    step = max(1, room - min(OVERLAP, room // 2))
     ids: list[list[int]] = []
     counts: list[int] = []
     for place, text in enumerate(texts, start):

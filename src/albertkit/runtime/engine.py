@@ -1,5 +1,5 @@
-"""Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `TorchEngine` through
-torch on a GPU; `StaticEngine` looks up token vectors.
+"""Engines: token ids to hidden states. `Engine` applies the shared layer in compiled code or through onnxruntime;
+`StaticEngine` looks up token vectors. `torch_engine.py` has the engine for a GPU.
 
 In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as numpy arrays. Before this file:
 `graph.py` builds the graphs. After it: `runtime_model.py` opens the engine of a model.
@@ -19,29 +19,61 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError
 from albertkit.onnx_session import open_session
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.graph_builder import MAX_LEVEL, Graph, as_float
+from albertkit.runtime.native_embedding import NativeEmbedding, can_embed
+from albertkit.runtime.native_layers import NativeLayers, can_run, processor_flags
+from albertkit.runtime.torch_engine import NO_MLM_HEAD, NO_POOLER, TorchEngine, check_precision
 
 if TYPE_CHECKING:
     import onnxruntime
-    from torch import Tensor
 
-    from albertkit.model import Batch
-
-NO_POOLER = "this model has no pooler. Choose the pooling mean, cls or max."
-NO_MLM_HEAD = "this model has no masked-language-model head, so it cannot fill masks. Use a pre-trained checkpoint."
 TABLE_ROWS = 1024  # rows of a static model read at once; they fit into the cache
+
+
+class OnnxEmbedding:
+    """The embedding of a model in onnxruntime."""
+
+    def __init__(self, config: AlbertConfig, weights: graphs.Weights, threads: int, max_level: int) -> None:
+        few = threads if config.options.gru else 1  # a lookup and a small product are faster with one thread
+        self._session = open_graph(graphs.embedding_graph(config, weights, max_level), few)
+
+    def embed(self, ids: np.ndarray, segments: np.ndarray) -> np.ndarray:
+        """Hidden states (texts, length, H) of `ids` and `segments` (texts, length)."""
+        (hidden,) = self._session.run(None, {"ids": ids, "segments": segments})
+        return np.asarray(hidden)
+
+
+class OnnxLayers:
+    """The layers of a model in onnxruntime.
+
+    Depth is the number of calls of the layer. Hidden states are numpy arrays between calls: copying them costs less
+    than onnxruntime's own values (40 µs per call).
+    """
+
+    def __init__(
+        self, config: AlbertConfig, weights: graphs.Weights, prefixes: Sequence[str], threads: int, max_level: int
+    ) -> None:
+        self.config = config
+        self._session = open_graph(graphs.layer_graph(config, weights, prefixes, max_level), threads)
+
+    def apply(self, hidden: np.ndarray, lengths: np.ndarray, layers: range, depth: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after some of `depth` layers."""
+        for layer in layers:
+            for inner in range(self.config.inner_group_num):
+                fed = graphs.layer_feed(self.config, layer, hidden, lengths)
+                (hidden,) = self._session.run(None, fed | graphs.weight_choice(self.config, layer, inner, depth))
+        return hidden
 
 
 class Engine:
     """A model on the CPU. It removes the layers from `weights`, so that they are not in memory twice.
 
-    Depth is the number of calls of the layer. Hidden states are numpy arrays between calls: copying them costs less
-    than onnxruntime's own values (40 µs per call).
+    max_level: the highest level of an 8-bit activation. Passing it selects onnxruntime.
     """
 
     def __init__(
@@ -55,42 +87,41 @@ class Engine:
         if not isinstance(threads, int) or not 1 <= threads <= 1024:
             raise AlbertkitError(f"threads={threads} is out of range. Pass 1 to 1024.")
         self.config, self.threads = config, threads
+        is_native = max_level is None and can_run(config, weights)
         self.max_level = machine_max_level() if max_level is None else max_level
-        few = threads if config.options.gru else 1  # a lookup and a small product are faster with one thread
-        self._embedding = open_graph(graphs.embedding_graph(config, weights, self.max_level), few)
+        self._embedding: NativeEmbedding | OnnxEmbedding = (
+            NativeEmbedding(config, weights)
+            if is_native and can_embed(config)
+            else OnnxEmbedding(config, weights, threads, self.max_level)
+        )
         prefixes = [
             f"encoder.groups.{g}.{i}" for g in range(config.layer_groups) for i in range(config.inner_group_num)
         ]
-        graph = graphs.layer_graph(config, weights, prefixes, self.max_level)
+        self._layers: NativeLayers | OnnxLayers = (
+            NativeLayers(config, weights, prefixes, threads)
+            if is_native
+            else OnnxLayers(config, weights, prefixes, threads, self.max_level)
+        )
         for name in [name for name in weights if name.startswith("encoder.groups.")]:
             del weights[name]
-        self._layers = open_graph(graph, threads)
         self.weights = weights  # the remaining weights, for the heads
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
         """The result (texts, length, H) at a depth; depth 0 gives the embeddings. Values beyond a text's length are
         undefined.
         """
-        hidden: np.ndarray
-        (hidden,) = self._embedding.run(None, {"ids": batch.ids, "segments": batch.segments})
+        hidden = self._embedding.embed(batch.ids, batch.segments)
         return self.read_out(self.apply_layers(hidden, batch.lengths, 0, depth), batch.lengths, depth)
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
         """Hidden states (texts, length, H) at depth `last`, from those at depth `first`, for `read_out`."""
-        return self._apply(hidden, lengths, range(self.config.coda_start(first), self.config.coda_start(last)), last)
+        layers = range(self.config.coda_start(first), self.config.coda_start(last))
+        return self._layers.apply(hidden, lengths, layers, last)
 
     def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
         """The result at a depth, from the hidden states of `apply_layers`: coda and output norm, with these options."""
-        hidden = self._apply(hidden, lengths, range(self.config.coda_start(depth), depth), depth)
+        hidden = self._layers.apply(hidden, lengths, range(self.config.coda_start(depth), depth), depth)
         return self.normalize(hidden) if depth else hidden
-
-    def _apply(self, hidden: np.ndarray, lengths: np.ndarray, layers: range, depth: int) -> np.ndarray:
-        """Apply some of `depth` layers."""
-        for layer in layers:
-            for inner in range(self.config.inner_group_num):
-                fed = graphs.layer_feed(self.config, layer, hidden, lengths)
-                (hidden,) = self._layers.run(None, fed | graphs.weight_choice(self.config, layer, inner, depth))
-        return hidden
 
     def normalize(self, hidden: np.ndarray) -> np.ndarray:
         """The output norm over the last axis; without the option `pre_norm`, the same hidden states."""
@@ -124,92 +155,6 @@ class Engine:
         """Scores over the vocabulary (n, V) for hidden states (n, H)."""
         (out,) = self._mlm_head.run(None, {"x": np.ascontiguousarray(hidden)})
         return np.asarray(out)
-
-
-class TorchEngine:
-    """A model on `device` ("cuda", "mps", or "torch" for torch on the CPU), in float32."""
-
-    def __init__(self, config: AlbertConfig, weights: graphs.Weights, device: str) -> None:
-        self.torch = need("torch", "train", f"device={device!r}")
-        from albertkit.artifact import Artifact
-        from albertkit.model import AlbertModel
-
-        self.device = "cpu" if device == "torch" else device
-        if self.device.startswith("cuda") and not self.torch.cuda.is_available():
-            raise AlbertkitError(
-                f"device={device!r} is not available: torch finds no GPU on this machine. Omit device to use the CPU."
-            )
-        known = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
-        self.config, self.threads = config, cores()
-        try:
-            self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
-
-    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
-        """See `Engine`."""
-        packed = self._pack(batch.ids, batch.lengths, batch.segments)
-        with self.torch.inference_mode():
-            self.model.encoder.check(packed)
-            hidden = self._apply(self.model.encoder.embeddings(packed), packed, 0, depth)
-            return self._unpack(self.model.encoder.read_out(hidden, packed, depth) if depth else hidden, packed)
-
-    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
-        """See `Engine`."""
-        with self.torch.inference_mode():
-            states, packed = self._states(hidden, lengths)
-            return self._unpack(self._apply(states, packed, first, last), packed)
-
-    def read_out(self, hidden: np.ndarray, lengths: np.ndarray, depth: int) -> np.ndarray:
-        """See `Engine`."""
-        if not depth or not (self.config.options.coda_layers or self.config.options.pre_norm):
-            return hidden
-        with self.torch.inference_mode():
-            states, packed = self._states(hidden, lengths)
-            return self._unpack(self.model.encoder.read_out(states, packed, depth), packed)
-
-    def _states(self, hidden: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Batch]:
-        """Padded hidden states as packed ones."""
-        inside = np.arange(hidden.shape[1])[None] < lengths[:, None]
-        packed = self._pack(np.zeros(hidden.shape[:2], np.int64), lengths)
-        return self.torch.from_numpy(hidden[inside]).to(self.device), packed
-
-    def _pack(self, ids: np.ndarray, lengths: np.ndarray, segments: np.ndarray | None = None) -> Batch:
-        from albertkit.model import Batch
-
-        torch = self.torch
-        mask = torch.arange(ids.shape[1])[None] < torch.from_numpy(lengths)[:, None]
-        kinds = None if segments is None else torch.from_numpy(segments)
-        return Batch.unpad(torch.from_numpy(ids), mask, kinds).to(self.device)
-
-    def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> Tensor:
-        for layer in range(self.config.coda_start(first), self.config.coda_start(last)):
-            hidden = self.model.encoder.apply_layer(layer, hidden, packed, last)
-        return hidden
-
-    def _unpack(self, hidden: Tensor, packed: Batch) -> np.ndarray:
-        return np.asarray(packed.pad(hidden).float().cpu().numpy())
-
-    def pooler(self, first: np.ndarray) -> np.ndarray:
-        """See `Engine`."""
-        if self.model.encoder.pooler is None:
-            raise AlbertkitError(NO_POOLER)
-        with self.torch.inference_mode():
-            moved = self.torch.from_numpy(first).to(self.device)
-            return np.asarray(self.torch.tanh(self.model.encoder.pooler(moved)).cpu().numpy())
-
-    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
-        """See `Engine`."""
-        from albertkit.model import Batch, EncoderOutput
-
-        if "mlm" not in self.model.heads:
-            raise AlbertkitError(NO_MLM_HEAD)
-        table = self.model.encoder.embeddings
-        with self.torch.inference_mode():
-            moved = self.torch.from_numpy(np.ascontiguousarray(hidden)).to(self.device)
-            batch = Batch.of([[0] * len(hidden)])
-            encoded = EncoderOutput(moved, None, (), batch, table.word.weight, table.projection.weight)
-            return np.asarray(self.model.heads["mlm"](encoded).logits.cpu().numpy())
 
 
 class StaticEngine:
@@ -269,16 +214,21 @@ InferenceEngine = Engine | TorchEngine | StaticEngine
 
 
 def open_engine(
-    config: AlbertConfig, weights: graphs.Weights, threads: int | None = None, device: str = "cpu"
+    config: AlbertConfig,
+    weights: graphs.Weights,
+    threads: int | None = None,
+    device: str = "cpu",
+    precision: str = "float32",
 ) -> InferenceEngine:
-    """The engine for a model: onnxruntime on the CPU, torch on another device, a table for a static model."""
+    """The engine for a model: compiled code or onnxruntime on the CPU, torch on a GPU, a table for a static model."""
+    check_precision(device, precision)
     if config.options.static:
         if device != "cpu":
             raise AlbertkitError(f"device={device!r} is not available: a static model runs on the CPU. Omit device.")
         return StaticEngine(config, weights)
     if device == "cpu":
         return Engine(config, weights, threads)
-    return TorchEngine(config, weights, device)
+    return TorchEngine(config, weights, device, precision)
 
 
 # The machine -----------------------------------------------------------------------------------------------------
@@ -310,11 +260,7 @@ def machine_max_level() -> int:
     """
     if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
         return MAX_LEVEL
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
-    except OSError:
-        return 127
-    return MAX_LEVEL if "avx512_vnni" in flags or "avx_vnni" in flags else 127
+    return MAX_LEVEL if processor_flags() & {"avx512_vnni", "avx_vnni"} else 127
 
 
 def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, check_finite
+from albertkit.onnx_model import TensorProto
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, as_float
-from albertkit.runtime.runtime_model import RuntimeModel
+from albertkit.runtime.runtime_model import Depth, RuntimeModel
 from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
 from albertkit.unreadable_text import find_unreadable, report_unreadable
@@ -299,7 +299,7 @@ def decode(
 
 
 def generate(
-    model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: int | None = None
+    model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: Depth | None = None
 ) -> list[GeneratedText]:
     settings, generator, task = settings or GenerateSettings(), model.generator, model.task
     layers = model.layers_to_apply(depth)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
+from albertkit.onnx_model import TensorProto
 from albertkit.quantized import QuantizedMatrix, quantize_rows
 from albertkit.runtime.graph_builder import HIDDEN, Builder, Graph, as_float
 from albertkit.weights import gru_name
@@ -152,8 +152,8 @@ def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | Quanti
     """Several matrices as one, stacked by rows."""
     matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
     smooth = matrices[0].smooth if matrices else None
-    is_alike = all(np.array_equal(m.smooth, smooth) for m in matrices)  # type: ignore[arg-type]
-    if len(matrices) < len(parts) or not is_alike:
+    has_one_smooth = all(np.array_equal(m.smooth, smooth) for m in matrices)  # type: ignore[arg-type]
+    if len(matrices) < len(parts) or not has_one_smooth:
         return np.concatenate([as_float(part) for part in parts])
     return QuantizedMatrix(
         np.concatenate([m.values for m in matrices]), np.concatenate([m.scale for m in matrices]), smooth

@@ -13,8 +13,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
-from onnx import TensorProto, helper
 
+from albertkit.onnx_model import (
+    GraphProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    make_external_tensor,
+    make_model,
+    make_node,
+    make_tensor,
+    make_value_info,
+)
 from albertkit.quantized import QuantizedMatrix
 
 MICROSOFT = "com.microsoft"
@@ -42,24 +52,24 @@ class Builder:
     """Collects nodes; every `node` call returns the name of its output."""
 
     max_level: int = MAX_LEVEL
-    nodes: list[Any] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
+    nodes: list[NodeProto] = field(default_factory=list)
+    inputs: list[ValueInfoProto] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
-    constants: list[Any] = field(default_factory=list)
+    constants: list[TensorProto] = field(default_factory=list)
     prefix: str = ""
     """The prefix of each weight's name, for a graph of several parts."""
     count: int = 0
 
     def input(self, name: str, kind: int, shape: list[Any]) -> str:
         """An input of the graph."""
-        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        self.inputs.append(make_value_info(name, kind, shape))
         return name
 
     def node(self, op: str, *names: str, **settings: Any) -> str:
         """An operator with one output."""
         output = self.fresh(op)
         domain = MICROSOFT if op in FUSED else ""
-        self.nodes.append(helper.make_node(op, list(names), [output], name=output, domain=domain, **settings))
+        self.nodes.append(make_node(op, names, [output], name=output, domain=domain, **settings))
         return output
 
     def fresh(self, op: str) -> str:
@@ -73,7 +83,7 @@ class Builder:
             (parts, [name]) if isinstance(parts, int) else (len(parts), [name, self.constant(parts, np.int64)])
         )
         outputs = [f"{name}_{i}" for i in range(count)]
-        self.nodes.append(helper.make_node("Split", inputs, outputs, name=f"Split_{name}", axis=-1))
+        self.nodes.append(make_node("Split", inputs, outputs, name=f"Split_{name}", axis=-1))
         return outputs
 
     def choose(self, flag: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
@@ -82,8 +92,8 @@ class Builder:
         for make in (yes, no):
             outer, self.nodes = self.nodes, []
             made = make()
-            result = helper.make_tensor_value_info(made, TensorProto.FLOAT, None)
-            branches.append(helper.make_graph(self.nodes, f"branch_{made}", [], [result]))
+            result = make_value_info(made, TensorProto.FLOAT, None)
+            branches.append(GraphProto(self.nodes, f"branch_{made}", output=[result]))
             self.nodes = outer
         return self.node("If", flag, then_branch=branches[0], else_branch=branches[1])
 
@@ -103,8 +113,7 @@ class Builder:
         """A small array inside the graph."""
         array = np.asarray(value, dtype)
         name = f"c{len(self.constants)}"
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        self.constants.append(helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True))
+        self.constants.append(make_tensor(name, array))
         return name
 
     def weight(self, name: str, array: np.ndarray) -> str:
@@ -185,14 +194,8 @@ class Builder:
 
     def graph(self, output: str, shape: list[Any], more: list[str] | None = None) -> Graph:
         """The finished graph, with one output, or more."""
-        stored = []
-        for name, array in self.weights.items():
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
-            tensor.external_data.add(key="location", value="weights")  # never opened: the engine passes the arrays
-            stored.append(tensor)
-        results = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
-        results += [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in more or []]
-        made = helper.make_graph(self.nodes, "albertkit", self.inputs, results, initializer=[*self.constants, *stored])
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
-        return Graph(helper.make_model(made, opset_imports=opsets, ir_version=IR).SerializeToString(), self.weights)
+        stored = [make_external_tensor(name, array) for name, array in self.weights.items()]
+        results = [make_value_info(output, TensorProto.FLOAT, shape)]
+        results += [make_value_info(name, TensorProto.FLOAT, None) for name in more or []]
+        made = GraphProto(self.nodes, "albertkit", [*self.constants, *stored], self.inputs, results)
+        return Graph(make_model(made, {"": OPSET, MICROSOFT: 1}, IR).encode(), self.weights)

@@ -15,7 +15,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import MAX_CHARACTERS
-from albertkit.runtime.runtime_model import RuntimeModel
+from albertkit.runtime.runtime_model import Depth, RuntimeModel
 from albertkit.tokenizer import Encoding
 from albertkit.unreadable_text import find_unreadable, report_unreadable
 
@@ -43,7 +43,7 @@ class TokenProbabilities(NamedTuple):
     probabilities: np.ndarray  # (k,)
 
 
-def fill_mask(model: RuntimeModel, text: str, k: int, depth: int | None = None) -> list[list[MaskPrediction]]:
+def fill_mask(model: RuntimeModel, text: str, k: int, depth: Depth | None = None) -> list[list[MaskPrediction]]:
     """The `k` likeliest words for each [MASK] of a text."""
     encoding, places = encode_masks(model, text, k)
     (batch,) = token_batches([encoding.ids], [encoding.segments])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypedDict
 
 import numpy as np
@@ -17,7 +18,8 @@ from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule
 from albertkit.runtime.embed import list_texts, pool, unit_length
-from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.runtime.packed_texts import OutputRequest, PackedOutputs, PackedTexts
+from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import DialogueTurn, Example, TaggedExample, TextExample, split_words
@@ -30,7 +32,7 @@ from albertkit.weights import TOKEN_HEADS
 class PredictKeywords(TypedDict, total=False):
     """The keywords of the task methods of `Albert`; each may be omitted."""
 
-    depth: int | None
+    depth: Depth | None
     """Layers to apply."""
     early_exit: EarlyExit
     """The early-exit rule: "99%" (or 0.99), "entropy:0.1", or "change:0.05" for values."""
@@ -40,7 +42,7 @@ def predict(
     model: RuntimeModel,
     examples: Sequence[Any],
     task: str,
-    depth: int | None = None,
+    depth: Depth | None = None,
     early_exit: EarlyExit = None,
 ) -> list[Any]:
     """Results for examples, in their order; with `early_exit`, each result has the depth at which it exited."""
@@ -66,7 +68,7 @@ def predict(
 
 
 def predict_intents(
-    model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, early_exit: EarlyExit = None
+    model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, early_exit: EarlyExit = None
 ) -> list[IntentResult]:
     """Intents and slots; a classifier returns intents without slots."""
     if model.metadata.task == "classify" and model.task.kind == "single":
@@ -92,22 +94,39 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     places = sorted({f.example for f in features if unknown is None or unknown in f.ids})
     texts = [examples[place].joined_text() for place in places if isinstance(examples[place], Example)]
     found = find_unreadable(model.tokenizer, texts)
-    report_unreadable(replace(found, total=len(examples)))
+    cut, limit = count_truncated(model, features, examples), model.max_task_tokens
+    report_unreadable(replace(found, total=len(examples), truncated=cut, limit=limit))
     return features
 
 
+def count_truncated(model: RuntimeModel, features: Sequence[Feature], examples: Sequence[Any]) -> int:
+    """The texts of which a classifier reads only the beginning. Other tasks read long texts in windows."""
+    limit = model.max_task_tokens
+    full = [examples[f.example] for f in features if len(f.ids) >= limit] if model.metadata.task == "classify" else []
+    ids = model.tokenizer.ids_batch([example.joined_text() for example in full])
+    return sum(len(own) + 2 + (e.pair is not None) > limit for own, e in zip(ids, full, strict=True))
+
+
 def check_pairs(model: RuntimeModel, examples: Sequence[Any]) -> None:
-    """Raise if a classifier of pairs gets a single text: it would predict without having learnt to."""
-    if model.metadata.task == "classify" and model.metadata.details.get("pairs"):
-        single = next((e for e in examples if getattr(e, "pair", None) is None), None)
-        if single is not None:
-            raise AlbertkitError(
-                f"{getattr(single, 'text', '')!r:.60} is a single text, but this model was trained on pairs of texts. "
-                "Pass the second text too (--pair, or pairs in Python)."
-            )
+    """Raise if a classifier of pairs gets a single text, or one of texts a pair: it has not learnt to predict these."""
+    pairs = model.metadata.details.get("pairs") if model.metadata.task == "classify" else None
+    if pairs is None:
+        return
+    other = next((e for e in examples if (getattr(e, "pair", None) is not None) != pairs), None)
+    if other is None:
+        return
+    shown = f"{getattr(other, 'text', '')!r:.60}"
+    if pairs:
+        raise AlbertkitError(
+            f"{shown} is a single text, but this model was trained on pairs of texts. "
+            "Pass the second text too (--pair, or pairs in Python)."
+        )
+    raise AlbertkitError(
+        f"{shown} has a second text, but this model was trained on single texts. Omit --pair, or pairs in Python."
+    )
 
 
-def task_depth(model: RuntimeModel, depth: int | None) -> int:
+def task_depth(model: RuntimeModel, depth: Depth | None) -> int:
     """Layers to apply before the heads; a head on frozen sentence vectors supports trained depths only."""
     layers = model.layers_to_apply(depth)
     if reads_vectors(model):
@@ -120,10 +139,12 @@ def reads_vectors(model: RuntimeModel) -> bool:
     return bool(model.metadata.details.get("reads") == "vector")
 
 
-def task_scores(model: RuntimeModel, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
+def task_scores(model: RuntimeModel, features: Sequence[Feature], depth: Depth | None = None) -> list[Any]:
     """The heads' scores for each feature: an array, or a tuple of arrays for a task of two heads."""
-    found: list[Any] = [None] * len(features)
     layers = task_depth(model, depth)
+    if model.packed_outputs is not None and not model.custom_heads:  # these run on the CPU
+        return packed_scores(model, model.packed_outputs, features, layers)
+    found: list[Any] = [None] * len(features)
     for batch in token_batches([f.ids for f in features], [f.segments for f in features], model.token_budget):
         scores = read_heads(model, model.engine.run(batch, layers), batch.lengths)
         for place, row in zip(batch.order, scores, strict=True):
@@ -137,7 +158,7 @@ def exit_scores(
     features: Sequence[Feature],
     examples: Sequence[Any],
     early_exit: EarlyExit,
-    depth: int | None = None,
+    depth: Depth | None = None,
 ) -> ExitStats:
     """The heads' scores for each feature, at the depth where its example exited; `depths` are by example."""
     task = model.task
@@ -156,12 +177,17 @@ def exit_scores(
 
 def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """Scores of each text of a batch from hidden states (texts, length, H); tuples for a task of two heads."""
-    heads = model.task.heads
+    by_head = [head_scores(model, head, hidden, lengths) for head in task_heads(model)]
+    return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
+
+
+def task_heads(model: RuntimeModel) -> tuple[str, ...]:
+    """The heads of the model's task. Raises if one is missing."""
+    heads: tuple[str, ...] = model.task.heads
     for head in heads:
         if head != "vector" and head not in model.heads and head not in model.custom_heads:
             raise AlbertkitError(f"this model has no {head!r} head. Fine-tune it for the task first.")
-    by_head = [head_scores(model, head, hidden, lengths) for head in heads]
-    return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
+    return heads
 
 
 def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -176,10 +202,44 @@ def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.
         scores = hidden.reshape(-1, hidden.shape[-1]) @ weight.T + bias  # one product for all texts
         by_text = scores.reshape(*hidden.shape[:2], -1)
         return [row[:length] for row, length in zip(by_text, lengths, strict=True)]
+    return text_scores(model, head, pool(model, hidden, lengths, head_pooling(model)))
+
+
+def head_pooling(model: RuntimeModel) -> str:
+    """The vector that a head reads."""
     if reads_vectors(model):
-        return list(unit_length(pool(model, hidden, lengths, model.metadata.pooling)) @ weight.T + bias)
-    pooling = "mean" if model.config.options.classifier == "mean" else "pooler"
-    return list(pool(model, hidden, lengths, pooling) @ weight.T + bias)
+        return model.metadata.pooling
+    return "mean" if model.config.options.classifier == "mean" else "pooler"
+
+
+def text_scores(model: RuntimeModel, head: str, vectors: np.ndarray) -> list[np.ndarray]:
+    """One head's scores for the vectors (texts, H) that it reads."""
+    weight, bias = model.heads[head]
+    return list((unit_length(vectors) if reads_vectors(model) else vectors) @ weight.T + bias)
+
+
+def packed_scores(model: RuntimeModel, outputs: PackedOutputs, features: Sequence[Feature], layers: int) -> list[Any]:
+    """`task_scores` on a device."""
+    if not features:
+        return []
+    texts = PackedTexts.of([f.ids for f in features], [f.segments for f in features])
+    heads, by_head = task_heads(model), []
+    for head, found in zip(heads, outputs(texts, layers, [head_request(model, head) for head in heads]), strict=True):
+        if head == "vector":
+            by_head.append(list(found))
+        elif head in TOKEN_HEADS:
+            by_head.append(np.split(found, texts.starts[1:]))
+        else:
+            by_head.append(text_scores(model, head, found))
+    check_finite("scores", chain.from_iterable(by_head))
+    return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
+
+
+def head_request(model: RuntimeModel, head: str) -> OutputRequest:
+    """What a device computes for a head: a tagger's scores, or the vector that another head reads."""
+    if head == "vector":
+        return OutputRequest("mean")
+    return OutputRequest(None, *model.heads[head]) if head in TOKEN_HEADS else OutputRequest(head_pooling(model))
 
 
 # Texts to examples -----------------------------------------------------------------------------------------------

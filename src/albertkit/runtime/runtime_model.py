@@ -7,10 +7,11 @@ is its subclass for users.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,12 +25,14 @@ from albertkit.runtime.batching import TOKEN_BUDGET
 from albertkit.runtime.engine import Engine, InferenceEngine, cores, open_engine
 from albertkit.runtime.graph import Weights
 from albertkit.runtime.graph_builder import as_float
-from albertkit.tasks import TASKS, load_task
+from albertkit.runtime.packed_texts import PackedOutputs
+from albertkit.runtime.torch_engine import TorchEngine
 from albertkit.weights import heads_in
 
 if TYPE_CHECKING:
     from albertkit.runtime.generate import TextGenerator
 
+Depth = int | Literal["full"]
 MAX_DEPTH = 1024
 CALIBRATION_TEXTS = 16  # texts that a model opened with `bits` is calibrated on
 
@@ -38,7 +41,8 @@ class RuntimeModel:
     """A model ready to run.
 
     source: its folder or name. bits: 8 or 4 quantizes a float model. threads: processors to use. device: "cuda" uses
-    torch. depth: default number of layers to apply. token_budget: maximum tokens per batch (`batching.py`).
+    torch. precision: float32, or on a GPU bf16 or float16. depth: default number of layers to apply ("full" for all).
+    token_budget: maximum tokens per batch (`batching.py`).
     """
 
     def __init__(
@@ -49,7 +53,8 @@ class RuntimeModel:
         bits: int | None = None,
         threads: int | None = None,
         device: str = "cpu",
-        depth: int | None = None,
+        precision: str = "float32",
+        depth: Depth | None = None,
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
         weights = stored.weights if bits is None else quantize_stored(stored, bits)
@@ -61,19 +66,40 @@ class RuntimeModel:
         self.source, self.bits, self.device, self.token_budget = source, bits, device, token_budget
         self.depth = self.check_depth(depth if depth is not None else stored.metadata.depth)
         kind = stored.metadata.quantization or (f"int{bits}" if bits else "float")
-        self.name = f"{stored.identity[:16]}-{kind}-{stored.metadata.pooling}-depth{self.depth}-{self.max_tokens}"
+        self._name = f"{stored.identity[:16]}-{kind}-{stored.metadata.pooling}", f"{self.max_tokens}"
         self.heads = {
             head: (as_float(weights[f"heads.{head}.linear.weight"]), as_float(weights[f"heads.{head}.linear.bias"]))
             for head in heads_in(weights)
             if f"heads.{head}.linear.weight" in weights
         }
-        self.custom_heads = {
-            head: HeadSession(head, graph, weights, threads or cores(), self.task.outputs(head))
-            for head, graph in (stored.head_graphs.items() if self.metadata.task in TASKS else ())
-        }
+        self.custom_heads = self._open_heads(stored.head_graphs, weights, threads or cores())
         self.can_fill_masks = "heads.mlm.bias" in weights
         self._generation_weights: Weights = dict(weights) if stored.metadata.task == "generate" else {}
-        self.engine: InferenceEngine = open_engine(self.config, weights, threads, device)
+        self.engine: InferenceEngine = open_engine(self.config, weights, threads, device, precision)
+        # Computes many texts at once on a device, in this process or in another; None: the engine computes batches.
+        self.packed_outputs: PackedOutputs | None = (
+            self.engine.outputs if isinstance(self.engine, TorchEngine) else None
+        )
+
+    def _open_heads(self, graphs: Mapping[str, bytes], weights: Weights, threads: int) -> dict[str, HeadSession]:
+        """The custom heads of a fine-tuned model."""
+        if not graphs:
+            return {}
+        from albertkit.tasks import TASKS
+
+        known = graphs if self.metadata.task in TASKS else {}
+        return {
+            head: HeadSession(head, graph, weights, threads, self.task.outputs(head)) for head, graph in known.items()
+        }
+
+    @property
+    def name(self) -> str:
+        """Identifies everything that changes a vector."""
+        return self.name_at(self.depth)
+
+    def name_at(self, depth: int) -> str:
+        """The name of this model opened at another depth."""
+        return f"{self._name[0]}-depth{depth}-{self._name[1]}"
 
     @property
     def dim(self) -> int:
@@ -108,6 +134,8 @@ class RuntimeModel:
     @cached_property
     def task(self) -> Any:
         """The task the model was fine-tuned for, a class of `tasks/`. Raises for a model without a task."""
+        from albertkit.tasks import load_task
+
         return load_task(self.metadata)
 
     @cached_property
@@ -131,29 +159,33 @@ class RuntimeModel:
 
     # Depth -------------------------------------------------------------------------------------------------------
 
-    def check_depth(self, depth: int | None) -> int:
-        """The number of layers to apply; None is all of them."""
+    def check_depth(self, depth: Depth | None) -> int:
+        """The number of layers to apply; None and "full" are all of them."""
         if depth is not None and self.config.options.static:
             raise AlbertkitError(f"depth={depth!r} is not available: a static model has no layers. Omit depth.")
-        depth = self.config.num_hidden_layers if depth is None else depth
+        depth = self.config.num_hidden_layers if depth in (None, "full") else depth
         depth = int(depth) if isinstance(depth, np.integer) else depth
         if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
             raise AlbertkitError(
-                f"depth is {depth!r}; apply 1 to {MAX_DEPTH} layers (this model has {self.config.num_hidden_layers})"
+                f"depth is {depth!r}; apply 1 to {MAX_DEPTH} layers (this model has {self.config.num_hidden_layers}), "
+                "or pass 'full' for all"
             )
         return depth
 
-    def layers_to_apply(self, depth: int | None = None, layer: int | None = None, pooling: str = "mean") -> int:
+    def layers_to_apply(self, depth: Depth | None = None, layer: int | None = None, pooling: str = "mean") -> int:
         """Layers to apply for `depth`, or to reach the hidden states of `layer` (0 the embeddings, -1 the last)."""
         if self.config.options.static and (layer is not None or depth is not None):
             raise AlbertkitError(
                 "layer and depth are not available: a static model has one vector per token. Omit layer and depth."
             )
-        depth = self.depth if depth is None else self.check_depth(depth)
+        deepest = max(self.depth, self.config.num_hidden_layers) if depth is None else self.check_depth(depth)
+        depth = self.depth if depth is None else deepest
         if layer is None:
             return depth
-        if not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
-            raise AlbertkitError(f"layer is {layer}; with depth {depth} there are layers 0 (the embeddings) to {depth}")
+        if not isinstance(layer, int) or not -depth - 1 <= layer <= deepest:
+            raise AlbertkitError(
+                f"layer is {layer}; there are layers 0 (the embeddings) to {deepest}. Pass one of them."
+            )
         if pooling == "pooler" and layer not in (depth, -1):
             raise AlbertkitError("the pooler uses the last layer. Choose mean, cls or max for another one.")
         return layer if layer >= 0 else depth + 1 + layer
@@ -180,6 +212,16 @@ def quantize_stored(stored: StoredModel, bits: int) -> Weights:
     )
 
 
+def named_depth(name: str) -> int | None:
+    """The depth in the name of an opened model; None if it has none, or several.
+
+    >>> named_depth("f6912c51b4acdb0e-int8-mean-depth6-512")
+    6
+    """
+    depths = {int(depth) for depth in re.findall(r"-depth(\d{1,4})-", name)}
+    return depths.pop() if len(depths) == 1 else None
+
+
 # Depths a model was trained for ----------------------------------------------------------------------------------
 
 
@@ -194,17 +236,17 @@ def trained_depths(config: AlbertConfig, metadata: ArtifactMetadata, deepest: in
     """
     full = {metadata.depth or config.num_hidden_layers, config.num_hidden_layers}
     deepest = max(full) if deepest is None else deepest
-    distilled = _distilled_depths(metadata.history)
+    distilled = distilled_depths(metadata.history)
     depths = range(1, deepest + 1) if distilled is None else sorted({*distilled, *full})
     return tuple(depth for depth in depths if 1 <= depth <= deepest)
 
 
-def _distilled_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+def distilled_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
     """The depths for which the vectors of a model were distilled; None if any depth may be good.
 
-    >>> _distilled_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
+    >>> distilled_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
     (3, 6)
-    >>> _distilled_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
+    >>> distilled_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
     """
     for step in reversed(history):
         if step.get("step") in ("pretrain", "finetune", "elastic"):

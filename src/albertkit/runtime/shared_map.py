@@ -1,8 +1,8 @@
 """The space that the built-in English and Chinese vectors share: a translation has nearly the vector of its original.
 
-In: unit vectors of `small` or `small-zh`. Out: the same texts in the shared space. English vectors are centred; Chinese
-ones are centred and rotated, so that angles between centred vectors stay the same. `studies/shared_space.py` fits the
-map on sentence pairs and writes `models/shared_space.safetensors`. `EmbedOptions.shared` uses it;
+In: unit vectors of `small` or `small-zh`. Out: the same texts in the shared space. English vectors are centred. Of
+Chinese ones half of the mean is subtracted, and they are rotated, which keeps angles. `studies/shared_space.py` fits
+the map on sentence pairs and writes `models/shared_space.safetensors`. `EmbedOptions.shared` uses it;
 `search/shared_space.py` embeds each text with the model of its language.
 """
 

@@ -1,7 +1,7 @@
 """The SQLite file of an index: its tables, its creation and its transactions.
 
 In: a path. Out: an `IndexFile` with an open connection. The file is not mapped into memory, so a reader survives when
-another program truncates or overwrites it. Before this file: `vectors.py`, `keywords.py`; after it: `index.py`.
+another program truncates or overwrites it. Before this file: `vectors.py`, `keywords.py`; after it: `local_index.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from albertkit.errors import AlbertkitError
 from albertkit.search import keywords, vectors
 
-FORMAT = 3
+FORMAT = 4
 MAGIC = 0x414C4258  # "ALBX", in the header of the file
 TIMEOUT = 60.0  # seconds to wait for another program's transaction
 PAUSE = 0.005  # seconds

@@ -6,10 +6,15 @@ the hits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import sqlite3
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, groupby
 from pathlib import Path
+
+import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.text_reader import (
@@ -64,10 +69,68 @@ def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: 
     return Record(f"{file.name}:{numbers[0]}", "\n".join(texts).strip(), file.name, numbers[0])
 
 
-def without_surrogates(record: Record) -> Record:
-    """The record without lone surrogates, which SQLite cannot store."""
-    id, text, source = map(replace_surrogates, (record.id, record.text, record.source))
-    return Record(id, text, source, record.line)
+def plain_record(record: Record) -> Record:
+    """The record as SQLite returns it: plain strings without lone surrogates, and a plain integer."""
+    for name in ("id", "text", "source"):
+        value = getattr(record, name)
+        if not isinstance(value, str):
+            raise AlbertkitError(f"{name}={value!r:.80} is not a string. Pass a record with a string.")
+    if not isinstance(record.line, int | np.integer) or not -(2**63) <= int(record.line) < 2**63:
+        raise AlbertkitError(f"line={record.line!r:.80} is not a whole number of 64 bits. Pass a record with one.")
+    id, text, source = (str.__str__(replace_surrogates(part)) for part in (record.id, record.text, record.source))
+    return Record(id, text, source, int(record.line))
+
+
+class RepeatedIds:
+    """The ids of one `Index.add`, in a temporary file of SQLite: which of them occur again, in another record."""
+
+    def __init__(self) -> None:
+        self._sql = sqlite3.connect("")
+        self._sql.execute(
+            "CREATE TABLE ids (id TEXT PRIMARY KEY, hash INTEGER, source TEXT, line INTEGER, is_repeated INTEGER) "
+            "WITHOUT ROWID"
+        )
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Remember the ids of these records. A record that was read twice, from the same line, is not repeated."""
+        upsert = (
+            "INSERT INTO ids VALUES (?, ?, ?, ?, 0) ON CONFLICT DO UPDATE SET hash = excluded.hash, "
+            "source = excluded.source, line = excluded.line, is_repeated = 1 "
+            "WHERE (hash, source, line) != (excluded.hash, excluded.source, excluded.line)"
+        )
+        self._sql.executemany(upsert, [(r.id, text_hash(r.text), r.source, r.line) for r in records])
+
+    def report(self) -> None:
+        """Warn about repeated ids."""
+        count, id = self._sql.execute("SELECT count(*), min(id) FROM ids WHERE is_repeated").fetchone()
+        if not count:
+            return
+        source, line = self._sql.execute("SELECT source, line FROM ids WHERE id = ?", (id,)).fetchone()
+        place = f" ({source}:{line})" if source else ""
+        subject = "1 id occurs" if count == 1 else f"{count:,} ids occur"
+        warnings.warn(
+            f"{subject} more than once, such as {id!r:.80}{place}; only the last text of each was kept. Make the ids "
+            "unique, or omit --id-column.",
+            stacklevel=3,
+        )
+
+    def close(self) -> None:
+        self._sql.close()
+
+
+def check_queries(queries: Sequence[str]) -> None:
+    """Raise if a query is blank: it has no words, and the vector of an empty text has no meaning."""
+    if isinstance(queries, str):
+        raise AlbertkitError(f"queries is the single text {queries!r:.60}. Use search, or pass a list of texts.")
+    for number, query in enumerate(queries, 1):
+        if not query.strip():
+            which = "the query" if len(queries) == 1 else f"query {number} of {len(queries):,}"
+            raise AlbertkitError(f"{which} is blank: {query!r:.80}. Pass a text with words.")
+
+
+def text_hash(text: str) -> int:
+    """64 bits of a text, by which an index finds equal texts."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big", signed=True)
 
 
 @dataclass(frozen=True)
@@ -105,4 +168,4 @@ class SearchResult:
 
     hits: list[SearchHit]
     left_out: int
-    """Texts among the k best that were left out, because they match by meaning only and are below the limit."""
+    """How many of the k best texts were left out: they have no word of the query, and are below the limit."""

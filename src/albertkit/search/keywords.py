@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import unicodedata
 from pathlib import Path
 
 from albertkit.search.vectors import Ranked, checksum, damage_error
@@ -20,6 +21,7 @@ UNSPACED = (
     "\U00020000-\U0003ffff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 )
 _character = re.compile(f"[{UNSPACED}]")
+_accent = re.compile("[\u0300-\u036f]")
 _run = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
 SCHEMA = """
 CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61 remove_diacritics 2');
@@ -41,11 +43,11 @@ class KeywordTable:
                 total = checksum(total, *row)
         return total
 
-    def verify(self, seal: tuple[str] | None) -> None:
+    def verify(self, stored: tuple[str] | None) -> None:
         """Raise if the keywords differ from their checksum. An index has none while it is written, or after a crash."""
-        if seal is None or self.is_verified:
+        if stored is None or self.is_verified:
             return
-        if seal[0] != str(self.checksum()):
+        if stored[0] != str(self.checksum()):
             raise damage_error(self.path, "the checksum of the keywords differs")
         self.is_verified = True
 
@@ -60,10 +62,8 @@ class KeywordTable:
 
     def best(self, query: str, k: int, rows: int) -> Ranked:
         """The k best rows with any word of the query. Common words are used only if no other word matches."""
-        counts = {term: self._count(term) for term in terms(query)}
-        rare = [term for term, count in counts.items() if count <= max(1000, rows // COMMON)]
-        others = sorted((term for term in counts if term not in rare), key=lambda term: counts[term])
-        return self._match(rare, k) or self._match(others[:2], k)
+        rare, others = split_terms({term: self._count(term) for term in terms(query)}, max(1000, rows // COMMON))
+        return self._match(rare, k) or self._match(others, k)
 
     def _match(self, wanted: list[str], k: int) -> Ranked:
         ask = "SELECT -rank, rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
@@ -83,6 +83,37 @@ def space_characters(text: str) -> str:
     'Tea  北  京 !'
     """
     return _character.sub(r" \g<0> ", text)
+
+
+def split_terms(counts: dict[str, int], most: int) -> tuple[list[str], list[str]]:
+    """Terms in at most so many texts, and the two rarest of the others.
+
+    >>> split_terms({"the": 900, "cat": 3, "a": 800, "of": 700}, 100)
+    (['cat'], ['of', 'a'])
+    """
+    rare = [term for term, count in counts.items() if count <= most]
+    others = sorted((term for term in counts if term not in rare), key=lambda term: counts[term])
+    return rare, others[:2]
+
+
+def plain_words(text: str) -> str:
+    """The words of a text in lower case without accents, separated by spaces, for the keyword index of a store.
+
+    >>> plain_words("Café-Bar, 北京!")
+    'cafe bar 北 京'
+    """
+    letters = _accent.sub("", unicodedata.normalize("NFD", text.lower()))
+    return " ".join(_run.findall(space_characters(unicodedata.normalize("NFC", letters))))
+
+
+def plain_terms(query: str) -> list[str]:
+    """The terms of a query as words of `plain_words`; those of a phrase are separated by spaces.
+
+    >>> plain_terms("Café 北京站")
+    ['cafe', '北 京', '京 站']
+    """
+    letters = _accent.sub("", unicodedata.normalize("NFD", query.lower()))
+    return [term.strip('"') for term in terms(unicodedata.normalize("NFC", letters))]
 
 
 def terms(query: str) -> list[str]:

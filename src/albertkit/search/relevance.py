@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from albertkit.search.vectors import Ranked, VectorTable, checksum, damage_error
+from albertkit.search.vectors import Ranked, StoredVector, VectorBlock, checksum, damage_error
 
 CHANCE = 1e-7  # of one nonsense query to reach the limit of any text, if cosines were normally distributed
 CONSONANTS, HEXADECIMAL = "bcdfghjklmnpqrstvwxz", "0123456789abcdef"
@@ -48,9 +48,13 @@ class RelevanceLimit:
         self.vectors = vectors.astype("<f2")  # of `NONSENSE`, (64, dim)
         self._known: tuple[tuple[int, int] | None, float] = (None, 0.0)  # checksums of a block, deviation
 
-    def keep_relevant(self, by_vector: list[Ranked], table: VectorTable, count: int) -> list[Ranked]:
-        """The rows of each list whose cosine nonsense reaches for one of `count` texts with `CHANCE` only."""
-        texts, block = table.read({slot for ranked in by_vector for _, slot in ranked}), table.first()
+    def keep_relevant(
+        self, by_vector: list[Ranked], texts: dict[int, StoredVector], block: VectorBlock | None, count: int
+    ) -> list[Ranked]:
+        """The rows of each list whose cosine nonsense reaches for one of `count` texts with `CHANCE` only.
+
+        texts: the vectors of all rows. block: vectors of texts from which the deviation is computed.
+        """
         if not texts or block is None:
             return by_vector
         if self._known[0] != block.checksums:
@@ -72,7 +76,7 @@ class RelevanceLimit:
         return f"{checksum(data)} {base64.b64encode(data).decode()}"
 
     @classmethod
-    def from_text(cls, stored: str, dim: int, path: Path) -> RelevanceLimit:
+    def from_text(cls, stored: str, dim: int, path: Path | str) -> RelevanceLimit:
         """The vectors that an index stores."""
         wanted, _, encoded = stored.partition(" ")
         try:

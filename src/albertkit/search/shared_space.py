@@ -11,12 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.builtin import CHINESE, DEFAULT, LATIN_WORD, language_model
+from albertkit.builtin import CHINESE, DEFAULT, LATIN_WORD, SHARED_SPACE, language_model
 from albertkit.file_io import digest
 from albertkit.runtime.embed import list_texts
+from albertkit.runtime.runtime_model import Depth
 from albertkit.runtime.shared_map import FILE
-
-SHARED_SPACE = "small-en-zh"
 
 
 def model_for(text: str) -> str:
@@ -33,7 +32,7 @@ def model_for(text: str) -> str:
 class SharedSpace:
     """English and Chinese texts in one space: a query finds texts of both languages.
 
-    depth: number of layers to apply. threads: CPU threads. Each model is opened when its first text comes.
+    depth: number of layers to apply, or "full". threads: CPU threads. Each model is opened when its first text comes.
 
     >>> from albertkit import SharedSpace
     >>> space = SharedSpace()
@@ -44,7 +43,7 @@ class SharedSpace:
 
     dim = 384
 
-    def __init__(self, *, depth: int | None = None, threads: int | None = None) -> None:
+    def __init__(self, *, depth: Depth | None = None, threads: int | None = None) -> None:
         self.depth, self.threads = depth, threads
         self._models: dict[str, Albert] = {}
 

@@ -1,14 +1,21 @@
 """Vector search in an SQLite file: blocks of 1,024 int8 rows with one scale per row, compared by numpy.
 
-In: a connection and rows. Out: the slots with the highest dot product. Blocks stay in memory after their first use, up
-to `KEPT_BYTES`; others are read for each search. It is not thread-safe. Each row of an index has a `checksum`, here and
-in `keywords.py` and `index.py`: damage is an error, not a wrong hit.
+In: a connection and rows. Out: the slots with the highest dot product. A search compares the signs of all rows with
+those of the query, 64 at a time, and computes the exact dot product of the rows with the most equal signs. Rows are
+rotated (`rotate`) before they are stored, so that each number contributes equally to both steps.
+
+Blocks stay in memory after the first search, up to `KEPT_BYTES`; others are read and compared exactly for each search.
+It is not thread-safe. Each row of an index has a `checksum`, here and in `keywords.py` and `local_index.py`: damage is
+an error, not a wrong hit.
 """
 
 from __future__ import annotations
 
+import random
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -18,10 +25,15 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 
 BLOCK = 1024  # rows in a stored block
+SEGMENT = 32 * BLOCK  # rows of an array in memory
 PART = 256  # rows converted to floats at a time, so that they fit into the processor's cache
-QUERIES = 256  # queries answered in one pass over the blocks
+SIGN_WORDS = 6 * SEGMENT  # words of signs compared at a time, likewise
 KEPT_BYTES = 512 << 20  # of the blocks that stay in memory
+EXACT_BYTES = (400_000, 1_250_000)  # of the rows whose dot products are computed, at least and at most
+EXACT_BYTES_PER_ROW = 6  # of the rows in memory: 1,562 of 100,000 rows with 384 numbers
+EMPTY = np.iinfo(np.uint16).max  # distance of an empty slot
 Ranked: TypeAlias = list[tuple[float, int]]  # (score, slot), best first
+Best: TypeAlias = tuple[np.ndarray, np.ndarray]  # scores and slots, best first
 SCHEMA = """
 CREATE TABLE scales (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE vectors (block INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
@@ -42,8 +54,33 @@ def checksum(*parts: bytes | str | int) -> int:
     return int(total)
 
 
-def damage_error(path: Path, what: str) -> AlbertkitError:
+def damage_error(path: Path | str, what: str) -> AlbertkitError:
     return AlbertkitError(f"{path} is damaged: {what}. Index the files again (--force).")
+
+
+def rotate(vectors: np.ndarray) -> np.ndarray:
+    """Rows turned by a fixed rotation, which keeps all dot products and spreads each row evenly over its numbers.
+
+    It multiplies each frequency of a row by a pseudo-random complex number of length 1. In float64, the result of a row
+    does not depend on the others.
+
+    >>> rows = rotate(np.eye(4, dtype=np.float32))
+    >>> bool(np.allclose(rows @ rows.T, np.eye(4), atol=1e-6))
+    True
+    """
+    dim = vectors.shape[1]
+    turned = np.fft.rfft(vectors.astype(np.float64)) * _phases(dim)
+    return np.asarray(np.fft.irfft(turned, n=dim).astype(np.float32))
+
+
+@lru_cache(maxsize=8)
+def _phases(dim: int) -> np.ndarray:
+    rng = random.Random(1)  # gives the same numbers in every version of Python
+    phases = np.exp(2j * np.pi * np.array([rng.random() for _ in range(dim // 2 + 1)]))
+    phases[0] = 1  # the mean, and the highest frequency of an even width, are real
+    if dim % 2 == 0:
+        phases[-1] = 1
+    return np.asarray(phases)
 
 
 class VectorBlock(NamedTuple):
@@ -75,25 +112,44 @@ class StoredVector(NamedTuple):
         return 0.0 if self.data is None else self.scale * float(self.data @ vector)
 
 
+class Segment:
+    """Rows of up to 32 blocks in memory, with their signs."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        self.vectors = np.zeros((rows, dim), np.int8)
+        self.scales = np.zeros(rows, np.float32)
+        self.signs = np.zeros((-(-dim // 64), rows), np.uint64)  # (words, rows)
+        self.empty: np.ndarray = np.arange(0)  # rows of the blocks so far without a vector
+
+    def put(self, start: int, block: VectorBlock) -> None:
+        rows = slice(start, start + BLOCK)
+        self.vectors[rows], self.scales[rows], self.signs[:, rows] = block.vectors, block.scales, _signs(block.vectors)
+        others = self.empty[(self.empty < rows.start) | (self.empty >= rows.stop)]
+        self.empty = np.concatenate([others, rows.start + np.flatnonzero(block.scales == 0)])
+
+
 class VectorTable:
     """The two tables of vectors. The caller manages transactions."""
 
     def __init__(self, sql: sqlite3.Connection, path: Path, dim: int) -> None:
         self.sql, self.path, self.dim = sql, path, dim
-        self.room = np.empty((BLOCK, dim), np.float32)
-        self.kept: dict[int, VectorBlock] = {}
+        self.kept: list[tuple[int, int]] = []  # checksums of the blocks in memory, which are the first ones
+        self.blocks = 0  # also those that are not in memory
+        self._segments: list[Segment] = []
+        self._version: tuple[int, int] | None = None  # of the file when `kept` was compared with it
 
     def read(self, slots: Iterable[int]) -> dict[int, StoredVector]:
         found: dict[int, StoredVector] = {}
+        is_current = self._version == self._file_version()
         for block, places in _by_block(slots).items():
-            stored = self._find_block(block)
+            stored = self._kept_block(block) if is_current and block < len(self.kept) else self._find_block(block)
             rows = {} if stored is None else {i: (stored.scales[i], stored.vectors[i].copy()) for i in places}
             found |= {block * BLOCK + i: StoredVector(float(scale), vector) for i, (scale, vector) in rows.items()}
         return found
 
     def first(self) -> VectorBlock | None:
         """The first block: the oldest texts."""
-        return self._find_block(0)
+        return self._kept_block(0) if self.kept and self._version == self._file_version() else self._find_block(0)
 
     def write(self, rows: dict[int, StoredVector]) -> None:
         """Put rows into slots; a row without data only changes the scale."""
@@ -114,57 +170,93 @@ class VectorTable:
         data = array.tobytes()
         self.sql.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", (block, checksum(block, data), data))
 
-    def nearest(self, queries: np.ndarray, k: int, slots_used: int) -> list[Ranked]:
-        """For each query the k slots with the highest dot product; equal ones in the order of their slots."""
-        if len(queries) > QUERIES:
-            first = self.nearest(queries[:QUERIES], k, slots_used)
-            return first + self.nearest(queries[QUERIES:], k, slots_used)
-        best: np.ndarray = np.empty((len(queries), 0), np.float32)
-        slots: np.ndarray = np.empty((len(queries), 0), np.int64)
-        for block, scores in self._scores(np.ascontiguousarray(queries.T), slots_used):
-            if best.shape[1] == k and (scores.max(axis=1) <= best.min(axis=1)).all():
-                continue
-            here = np.broadcast_to(np.arange(block * BLOCK, (block + 1) * BLOCK), scores.shape)
-            best, slots = np.concatenate([best, scores], axis=1), np.concatenate([slots, here], axis=1)
-            if best.shape[1] > k:
-                kept = np.argpartition(-best, k - 1, axis=1)[:, :k]
-                best, slots = np.take_along_axis(best, kept, 1), np.take_along_axis(slots, kept, 1)
-        rows = [zip(best[i].tolist(), slots[i].tolist(), strict=True) for i in range(len(queries))]
-        return [sorted((r for r in row if r[0] > -np.inf), key=lambda r: (-r[0], r[1])) for row in rows]
+    def nearest(self, queries: np.ndarray, k: int, slots_used: int, exact: bool = False) -> list[Ranked]:
+        """For each query the k slots with the highest dot product; equal ones in the order of their slots.
 
-    def _scores(self, turned: np.ndarray, slots_used: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Block by block, a row of scores for each query.
-
-        Bytes are converted to floats in one reused buffer, since allocation costs more than the arithmetic. For one
-        query, numpy gets a stack of single rows, in parts that fit into the processor's cache. With a matrix, BLAS
-        would start its threads for each part, which takes longer than the product. For many queries it pays off.
+        exact: compute all dot products, instead of those of the rows whose signs are nearest to those of the query.
         """
-        count = turned.shape[1]
-        step = PART if count == 1 else BLOCK
-        room, found = self.room[:step], np.empty((BLOCK, count), np.float32)
+        self._refresh(slots_used)
+        best = [self._nearest_kept(query, k, exact) for query in queries]
+        for number in range(len(self.kept), self.blocks):
+            block = self._find_block(number)
+            if block is None:
+                raise damage_error(self.path, f"block {number} of its vectors is missing")
+            places = np.flatnonzero(block.scales)
+            for i, query in enumerate(queries):
+                scores, slots = _dots(block.vectors[places], block.scales[places], query), number * BLOCK + places
+                best[i] = _best(np.concatenate([best[i][0], scores]), np.concatenate([best[i][1], slots]), k)
+        return [list(zip(scores.tolist(), slots.tolist(), strict=True)) for scores, slots in best]
+
+    def _nearest_kept(self, query: np.ndarray, k: int, exact: bool) -> Best:
+        """The k best slots of the blocks in memory."""
+        distances = self._sign_distances(query)
+        least, most = EXACT_BYTES
+        wanted = max(8 * k, min(max(least, EXACT_BYTES_PER_ROW * len(distances)), most) // self.dim)
+        slots = _smallest(distances, len(distances) if exact else wanted, self.dim)
+        scores: np.ndarray = np.empty(len(slots), np.float32)
+        edges = np.searchsorted(slots, SEGMENT * np.arange(len(self._segments) + 1)).tolist()
+        for number, (start, end) in enumerate(pairwise(edges)):
+            segment = self._segments[number]
+            for i in range(start, end, PART):
+                places = slots[i : min(i + PART, end)] - number * SEGMENT
+                rows, scales = segment.vectors.take(places, axis=0), segment.scales.take(places)
+                scores[i : i + len(places)] = _dots(rows, scales, query)
+        return _best(scores, slots, k)
+
+    def _sign_distances(self, query: np.ndarray) -> np.ndarray:
+        """The number of signs in which each row in memory differs from the query; `EMPTY` for empty slots."""
+        mine = _signs(query[None])
+        step = max(1, SIGN_WORDS // len(mine))
+        different = np.empty((len(mine), min(step, SEGMENT)), np.uint64)
+        counts = np.empty(different.shape, np.uint8)
+        found = np.empty(len(self.kept) * BLOCK, np.uint16)
+        for number, segment in enumerate(self._segments):
+            here = found[number * SEGMENT : (number + 1) * SEGMENT]
+            for i in range(0, len(here), step):
+                part = here[i : i + step]
+                size = len(part)
+                np.bitwise_xor(segment.signs[:, i : i + size], mine, out=different[:, :size])
+                np.bitwise_count(different[:, :size], out=counts[:, :size])
+                counts[:, :size].sum(axis=0, dtype=np.uint16, out=part)
+            here[segment.empty] = EMPTY
+        return found
+
+    def _refresh(self, slots_used: int) -> None:
+        """Read the blocks that were changed since the last search, here or by another program."""
+        version = self._file_version()
+        if version == self._version:
+            return
         blocks = self.sql.execute(f"{CHECKSUMS} ORDER BY s.block").fetchall()
         if [block for block, *_ in blocks] != list(range(-(-slots_used // BLOCK))):
             raise damage_error(self.path, f"it has vectors of {len(blocks)} blocks for {slots_used} texts")
-        for block, *checksums in blocks:
-            _, scales, vectors = self._read_block(block, *checksums)
-            for i in range(0, BLOCK, step):
-                np.copyto(room, vectors[i : i + step])
-                if count == 1:
-                    np.matmul(room[:, None, :], turned, out=found[i : i + step, :, None])
-                else:
-                    np.matmul(room, turned, out=found)
-            yield block, np.where(scales > 0, found.T * scales, np.float32(-np.inf))
+        if len(blocks) < len(self.kept):
+            self.kept, self._segments = [], []
+        most = KEPT_BYTES // (BLOCK * (self.dim + 4 + 8 * -(-self.dim // 64)))  # blocks in memory
+        for number, *checksums in blocks[:most]:
+            if number * BLOCK == len(self._segments) * SEGMENT:
+                self._segments.append(Segment(min(SEGMENT, most * BLOCK), self.dim))
+            if number == len(self.kept) or self.kept[number] != tuple(checksums):
+                block = self._read_block(number, *checksums)
+                self._segments[number * BLOCK // SEGMENT].put(number * BLOCK % SEGMENT, block)
+                self.kept[number : number + 1] = [block.checksums]
+        self.blocks, self._version = len(blocks), version
 
-    def _find_block(self, block: int) -> VectorBlock | None:
-        """A block; None if it does not exist."""
-        row = self.sql.execute(f"{CHECKSUMS} WHERE s.block = ?", (block,)).fetchone()
+    def _file_version(self) -> tuple[int, int]:
+        """What changes with every change of the file: the first number by others, the second by this connection."""
+        return int(self.sql.execute("PRAGMA data_version").fetchone()[0]), self.sql.total_changes
+
+    def _kept_block(self, number: int) -> VectorBlock:
+        segment, place = self._segments[number * BLOCK // SEGMENT], number * BLOCK % SEGMENT
+        rows = slice(place, place + BLOCK)
+        return VectorBlock(self.kept[number], segment.scales[rows], segment.vectors[rows])
+
+    def _find_block(self, number: int) -> VectorBlock | None:
+        """A block of the file; None if it does not exist."""
+        row = self.sql.execute(f"{CHECKSUMS} WHERE s.block = ?", (number,)).fetchone()
         return None if row is None else self._read_block(*row)
 
     def _read_block(self, block: int, *checksums: int) -> VectorBlock:
-        """A block from memory if its checksums are these, otherwise from the file, where it is compared with them."""
-        known = self.kept.get(block)
-        if known is not None and known.checksums == checksums:
-            return known
+        """A block of the file, if its checksums are these."""
         arrays = []
         for table, wanted, dtype, size in (
             ("scales", checksums[0], "<f4", 4 * BLOCK),
@@ -177,10 +269,7 @@ class VectorTable:
             arrays.append(np.frombuffer(data, dtype))
         if not ((arrays[0] >= 0) & (arrays[0] <= 1)).all():  # not of a unit vector, or NaN
             raise damage_error(self.path, f"block {block} of its scales has a number that no unit vector has")
-        found = VectorBlock((checksums[0], checksums[1]), arrays[0], arrays[1].reshape(BLOCK, self.dim))
-        if known is not None or (len(self.kept) + 1) * BLOCK * (self.dim + 4) <= KEPT_BYTES:
-            self.kept[block] = found
-        return found
+        return VectorBlock((checksums[0], checksums[1]), arrays[0], arrays[1].reshape(BLOCK, self.dim))
 
 
 def fuse(*lists: Ranked) -> Ranked:
@@ -190,6 +279,40 @@ def fuse(*lists: Ranked) -> Ranked:
         for rank, (_, slot) in enumerate(ranked, 1):
             total[slot] = total.get(slot, 0.0) + 1 / (60 + rank)
     return sorted(((score, slot) for slot, score in total.items()), key=lambda pair: -pair[0])
+
+
+def _signs(rows: np.ndarray) -> np.ndarray:
+    """The signs of rows as bits of integers, (words, rows)."""
+    packed = np.packbits(rows > 0, axis=1)
+    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64).T
+
+
+def _smallest(distances: np.ndarray, count: int, most: int) -> np.ndarray:
+    """The places of the smallest distances up to `most`, at most `count`, in ascending order; first ones of equals."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if np.count_nonzero(distances <= middle) < count:
+            low = middle + 1
+        else:
+            high = middle
+    near = np.flatnonzero(distances <= low)
+    if len(near) <= count:
+        return near
+    return np.delete(near, np.flatnonzero(distances[near] == low)[count - len(near) :])
+
+
+def _dots(rows: np.ndarray, scales: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """The dot product of each row with the query. As a stack of single rows, a result does not depend on the others."""
+    return np.asarray(np.matmul(rows.astype(np.float32)[:, None, :], query[:, None])[:, 0, 0] * scales)
+
+
+def _best(scores: np.ndarray, slots: np.ndarray, k: int) -> Best:
+    if len(scores) > k:
+        is_high = scores >= np.partition(scores, -k)[-k]
+        scores, slots = scores[is_high], slots[is_high]
+    order = np.lexsort((slots, -scores))[:k]
+    return scores[order], slots[order]
 
 
 def _by_block(slots: Iterable[int]) -> dict[int, list[int]]:

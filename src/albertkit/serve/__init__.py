@@ -2,8 +2,9 @@
 
 In: model folders. Out: HTTP. Files in order: `serve_settings.py`, `served_models.py` and `served_indexes.py` (open and
 reload), `batcher.py` (compute the rows of all requests together), `inference.py` (requests to jobs, jobs to results),
-the endpoints (`openai.py`, `tei.py`, `tasks_api.py`, `search_api.py`, `explain_api.py`), `middleware.py`, `app.py`,
-`web_security.py`, `connection_limits.py`, `http_protocol.py`, `server.py`.
+the endpoints (`openai.py`, `cohere.py`, `tei.py`, `tasks_api.py`, `search_api.py`, `explain_api.py`,
+`browser_files.py`), `middleware.py`, `app.py`, `telemetry.py` and `otlp.py` (traces and metrics), `web_security.py`,
+`connection_limits.py`, `http_protocol.py`, `server.py`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp
 
 from albertkit import __version__
 from albertkit.errors import AlbertkitError
-from albertkit.serve import explain_api, openai, search_api, tasks_api, tei
+from albertkit.serve import browser_files, cohere, explain_api, openai, search_api, tasks_api, tei
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.middleware import Endpoint, EndpointApp, error_response
 from albertkit.serve.schemas import ERRORS, WARNING_HEADER, ErrorResponse, HttpError, OpenAIErrorResponse
@@ -45,8 +45,9 @@ MAX_BATCH_AGE = 120.0  # seconds that a batch may take before the server reports
 PARENT_VARIABLE = "ALBERTKIT_SERVE_PARENT"  # set in workers: the process that forwards a reload to all
 GET_ERRORS = {401, 403, 404, 500, 503}
 POST_ERRORS = {400, 401, 403, 404, 413, 415, 422, 424, 429, 500, 503}
-ADMIN_ERRORS = {409}
-SUMMARY = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpoints, and albertkit's own."
+SUMMARY = (
+    "ALBERT models over HTTP: the endpoints of OpenAI, Cohere, Jina and text-embeddings-inference, and albertkit's own."
+)
 STYLE = "body { font: 16px/1.5 system-ui; margin: 2rem; color-scheme: light dark } td { padding-right: 2rem }"
 
 
@@ -94,8 +95,7 @@ def server_state(service: Service) -> HealthResponse:
 
 async def metrics(context: RequestContext, body: None) -> Response:
     """Metrics for Prometheus."""
-    context.service.metrics.waiting.set(context.service.batcher.waiting()[1])
-    context.service.metrics.pending_bytes.set(context.service.pending_bytes)
+    context.service.refresh_gauges()
     return Response(generate_latest(context.service.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -117,6 +117,7 @@ async def reload_all(service: Service) -> ReloadResponse:
     models = await asyncio.to_thread(service.models.reload)
     indexes = await asyncio.to_thread(service.indexes.reload)
     explain_api.open_encoder.cache_clear()  # it holds the old models
+    browser_files.exported_files.cache_clear()
     for result in models.values():
         service.metrics.reloads.labels(result if result in ("same", "reloaded") else "kept").inc()
     try:
@@ -143,11 +144,13 @@ async def docs(context: RequestContext, body: None) -> Response:
     return Response(page, media_type="text/html")
 
 
-OPENAI, TEI, OWN, SERVER = "OpenAI's", "text-embeddings-inference's", "albertkit's own", "the server"
+OPENAI, COHERE, TEI = "OpenAI's", "Cohere's and Jina's", "text-embeddings-inference's"
+OWN, SERVER = "albertkit's own", "the server"
 ENDPOINTS = (
     Endpoint("POST", "/v1/embeddings", openai.embeddings, OPENAI),
     Endpoint("GET", "/v1/models", openai.models, OPENAI),
     Endpoint("GET", "/v1/models/{name:path}", openai.one_model, OPENAI),
+    Endpoint("POST", "/v1/rerank", cohere.rank_documents, COHERE),
     Endpoint("POST", "/embed", tei.embed, TEI),
     Endpoint("POST", "/embed_all", tei.embed_all, TEI),
     Endpoint("POST", "/rerank", tei.rerank, TEI),
@@ -167,11 +170,12 @@ ENDPOINTS = (
     Endpoint("POST", "/similar", search_api.similar, OWN),
     Endpoint("POST", "/search", search_api.search, OWN),
     Endpoint("POST", "/explain", explain_api.explain, OWN),
+    Endpoint("GET", "/browser/{name:path}", browser_files.model_file, OWN, errors=(409, 422)),
     Endpoint("GET", "/health", health, SERVER, is_public=True),
     Endpoint("GET", "/health/ready", health, SERVER, is_public=True),
     Endpoint("GET", "/health/live", live, SERVER, is_public=True),
     Endpoint("GET", "/metrics", metrics, SERVER),
-    Endpoint("POST", "/admin/reload", reload, SERVER, is_admin=True),
+    Endpoint("POST", "/admin/reload", reload, SERVER, is_admin=True, errors=(409,)),
     Endpoint("GET", "/openapi.json", schema, SERVER, is_public=True),
     Endpoint("GET", "/docs", docs, SERVER, is_public=True),
 )
@@ -200,7 +204,8 @@ def description() -> dict[str, Any]:
 
 def describe(e: Endpoint, schema_of: dict[int, Any]) -> dict[str, Any]:
     """One endpoint as an OpenAPI operation; `schema_of` has the schema of each type, by its id."""
-    content: dict[str, Any] = {"text/plain": {}, "text/html": {}, "application/json": {}}
+    kinds = ("text/plain", "text/html", "application/json", "application/octet-stream")
+    content: dict[str, Any] = {kind: {} for kind in kinds}
     if e.response is not None:
         content = {"application/json": {"schema": schema_of[id(e.response)]}}
     is_openai = e.path.startswith("/v1/")
@@ -208,7 +213,7 @@ def describe(e: Endpoint, schema_of: dict[int, Any]) -> dict[str, Any]:
     error = schema_of[id(OpenAIErrorResponse if is_openai else ErrorResponse)]
     errors = {
         str(status): {"description": ERRORS[status][1], "content": {"application/json": {"schema": error}}}
-        for status in sorted(statuses | (ADMIN_ERRORS if e.is_admin else set()))
+        for status in sorted(statuses.union(e.errors))
     }
     operation: dict[str, Any] = {
         "operationId": f"{e.method.lower()}_{e.handler.__name__}",
@@ -240,10 +245,13 @@ def make_app(service: Service) -> ASGIApp:
         service.is_ready = False
         await asyncio.to_thread(service.batcher.stop)
         service.tokenizer_pool.shutdown(wait=False, cancel_futures=True)
+        if service.telemetry is not None:
+            await asyncio.to_thread(service.telemetry.stop)
 
     routes: list[BaseRoute] = [Route(e.path, EndpointApp(e, service), methods=[e.method]) for e in ENDPOINTS]
     if service.settings.page:
         routes += [Route("/", index_page, methods=["GET"]), Mount("/page", StaticFiles(directory=PAGE))]
+        routes += browser_files.script_routes()
     origins = sorted(service.settings.allowed_origins)
     cors = Middleware(
         CORSMiddleware,

@@ -19,6 +19,7 @@ from albertkit.albert import Albert
 from albertkit.explain.activations import ActivationEncoder
 from albertkit.explain.explainer import Explainer
 from albertkit.explain.layer_predictions import DepthTrace, EarlyExitTrace, stable_depth
+from albertkit.runtime.early_exit import last_exit_depth
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.response_size import (
     LONG_NUMBER_BYTES,
@@ -107,7 +108,7 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
     attention = await attention_of(context, model, trace, deepest, body.attention) if body.attention else None
     has_masks = trace.kind == "fill"
     tokens = await context.run_tokenizer(lambda: token_items(model, body.text, body.pair, recognize_mask=has_masks))
-    full = states[trace.depths.index(albert.depth)]
+    full = states[trace.depths.index(last_exit_depth(albert, None))]
     matches = {state.depth: state.choice == full.choice for state in states}
     depths = [
         DepthItem(
@@ -125,7 +126,7 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
         model=model.name,
         task=albert.metadata.task,
         kind=trace.kind,
-        full_depth=albert.depth,
+        full_depth=full.depth,
         tokens=tokens,
         depths=depths,
         stable_depth=None

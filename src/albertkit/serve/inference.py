@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -24,6 +24,7 @@ from albertkit.errors import check_finite
 from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import read_heads, task_depth
+from albertkit.runtime.runtime_model import Depth
 from albertkit.serve.batcher import Batcher, BatchJob, ComputeRoute, EngineCall
 from albertkit.serve.request_texts import (
     MAX_EXPANSION,
@@ -41,6 +42,9 @@ from albertkit.serve.served_models import ServedModel, ServedModels, TokenCost
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Encoding
 from albertkit.unreadable_text import UnreadableTexts, collect_unreadable
+
+if TYPE_CHECKING:
+    from albertkit.serve.otlp import OtlpExport
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -112,6 +116,12 @@ class Service:
     large_response: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one request whose large response is computed and written."""
     tokenizer_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZER_THREADS, "tokens"))
+    telemetry: OtlpExport | None = None
+
+    def refresh_gauges(self) -> None:
+        """Set the metrics of the current state, before they are read."""
+        self.metrics.waiting.set(self.batcher.waiting()[1])
+        self.metrics.pending_bytes.set(self.pending_bytes)
 
 
 class RequestContext:
@@ -307,7 +317,7 @@ class RequestContext:
             raise HttpError(413, f"the request has {tokens:,} tokens; send at most {most:,} per request")
 
     async def query_cosines(
-        self, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
+        self, model: ServedModel, query: str, texts: Sequence[str], depth: Depth | None = None
     ) -> np.ndarray:
         """Cosines (texts,) of a query with texts, with the model's prompts for both if it has them."""
         prompts = model.albert.metadata.prompts
@@ -323,13 +333,13 @@ class RequestContext:
     # Predictions -------------------------------------------------------------------------------------------------
 
     async def predict(
-        self, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
+        self, model: ServedModel, examples: Sequence[Any], task: str, depth: Depth | None = None
     ) -> list[Any]:
         scores, features = await self.predict_scores(model, examples, task, depth)
         return await self.run_tokenizer(model.albert.task.results, scores, features, examples)
 
     async def predict_scores(
-        self, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
+        self, model: ServedModel, examples: Sequence[Any], task: str, depth: Depth | None = None
     ) -> tuple[list[Any], list[Any]]:
         """The scores of the task's head and the features, one of each per row."""
         self.count_texts(examples)
@@ -344,7 +354,7 @@ class RequestContext:
         return scores, features
 
     async def fill_masks(
-        self, model: ServedModel, texts: Sequence[str], k: int, depth: int | None
+        self, model: ServedModel, texts: Sequence[str], k: int, depth: Depth | None
     ) -> list[list[list[MaskPrediction]]]:
         """For each text, the most likely words for each of its masks."""
         self.count_texts(texts)

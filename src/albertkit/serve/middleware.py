@@ -53,6 +53,8 @@ class Endpoint:
     """Needs no API key."""
     is_admin: bool = False
     """Needs the admin key."""
+    errors: tuple[int, ...] = ()
+    """Statuses of errors beside those of its method."""
 
     @cached_property
     def request(self) -> Any:
@@ -78,6 +80,7 @@ class EndpointApp:
         self.endpoint, self.service = endpoint, service
         self.decoder = msgspec.json.Decoder(endpoint.request)
         self.seconds = service.metrics.seconds.labels(endpoint.path)
+        self.is_probe = endpoint.path.startswith(("/health", "/metrics"))  # not logged, not traced
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -100,7 +103,10 @@ class EndpointApp:
             if context.bytes + context.response_memory > TRIM_BYTES:
                 asyncio.get_running_loop().call_soon(trim_memory, self.service)
             status = 499 if response is None else response.status_code
-            self._record(status, context, request_id, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._record(status, context, request_id, seconds)
+            if self.service.telemetry is not None and not self.is_probe:
+                self.service.telemetry.record_request(self.endpoint, status, seconds, headers, context)
 
     async def _respond(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, context: RequestContext
@@ -179,7 +185,7 @@ class EndpointApp:
             metrics.disconnected.inc()
         elif context.error_type is not None:
             metrics.rejected.labels(context.error_type).inc()
-        if not self.service.settings.access_log or self.endpoint.path.startswith(("/health", "/metrics")):
+        if not self.service.settings.access_log or self.is_probe:
             return
         facts: dict[str, Any] = {
             "id": request_id.decode(),
@@ -232,12 +238,12 @@ async def make_response(context: RequestContext, result: object, most: int | Non
     """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
     if isinstance(result, Response):
         return result
-    warnings = ("", "")
-    if context.unreadable.count:  # finding a remedy may open a tokenizer
-        found = context.unreadable
-        warnings = await context.run_tokenizer(lambda: (found.describe(), found.describe(with_example=False)))
+    found, header = context.unreadable, ""
+    if found.count or found.truncated:  # finding a remedy may open a tokenizer
+        warnings, without_example = await context.run_tokenizer(lambda: (found.messages(), found.messages(False)))
+        header = " ".join(without_example)
         if isinstance(result, WarnedResponse):
-            result = replace(result, warnings=[warnings[0]])
+            result = replace(result, warnings=warnings)
     foreseen = context.response_bytes
     body: bytes | memoryview
     if foreseen > LARGE_RESPONSE:
@@ -248,8 +254,8 @@ async def make_response(context: RequestContext, result: object, most: int | Non
     if most is not None and len(body) > most:
         raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {most:,}. Request less at a time.")
     response = Response(body, media_type=JSON)
-    if warnings[1]:
-        response.headers[WARNING_HEADER] = warnings[1]
+    if header:
+        response.headers[WARNING_HEADER] = header
     return response
 
 

@@ -16,10 +16,13 @@ from albertkit.serve.inference import RequestContext
 from albertkit.serve.request_texts import as_texts_or_tokens
 from albertkit.serve.response_size import vector_bytes
 from albertkit.serve.schemas import (
+    DTYPES,
     NUMBERS,
     Depth,
     Dimensions,
+    HttpError,
     Normalize,
+    OutputDtype,
     Pooling,
     StrictRequest,
     TextsOrTokens,
@@ -46,6 +49,7 @@ class EmbeddingsRequest(StrictRequest):
     ] = "split"
     prompt: Annotated[str | None, Meta(description="A prompt's name or text, put before each text.")] = None
     normalize: Normalize = None
+    output_dtype: OutputDtype = "float"
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,13 @@ class ModelListResponse:
 async def embeddings(context: RequestContext, body: EmbeddingsRequest) -> EmbeddingsResponse:
     """Sentence vectors."""
     model = context.choose_model(body.model, "embed")
+    if body.encoding_format == "base64" and body.output_dtype != "float":  # clients would read it as float32
+        raise HttpError(
+            422,
+            f"output_dtype {body.output_dtype!r} is not available in base64, which has float32; set encoding_format to "
+            "float, which returns numbers of any type",
+            param="encoding_format",
+        )
     options = model.albert.embed_options(
         pooling=body.pooling,
         depth=body.depth,
@@ -93,12 +104,13 @@ async def embeddings(context: RequestContext, body: EmbeddingsRequest) -> Embedd
         long_texts=body.long_texts,
         prompt=body.prompt,
         normalize=body.normalize,
+        dtype=DTYPES[body.output_dtype],
     )
     texts = as_texts_or_tokens(body.input, "input")
     size = vector_bytes(len(texts), options.dim or model.albert.dim, body.encoding_format == "base64")
     context.foresee_response(size, "Send fewer texts, or set encoding_format to base64.", memory=1)
     vectors = await context.embed(model, texts, options)
-    rows: list[Any] = list(np.ascontiguousarray(vectors, np.float32))
+    rows: list[Any] = list(np.ascontiguousarray(vectors))
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
     items = [EmbeddingItem(index, row) for index, row in enumerate(rows)]

@@ -38,13 +38,19 @@ Vector = Annotated[Any, Meta(extra_json_schema=NUMBERS)]
 Table = Annotated[Any, Meta(extra_json_schema={"type": "array", "items": NUMBERS})]
 Served = Annotated[str | None, Meta(description="Name of a served model; the default is the first with this endpoint.")]
 Depth = Annotated[
-    Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Layers to apply; the default is the model's.")
+    Annotated[int, Meta(ge=1, le=1024)] | Literal["full"] | None,
+    Meta(description="Layers to apply, or full for all; the default is the model's."),
 ]
 Dimensions = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the first dimensions of each vector.")]
 Pooling = Annotated[
     Literal["mean", "cls", "pooler", "max"] | None, Meta(description="Pooling; the default is the model's.")
 ]
 Normalize = Annotated[bool | None, Meta(description="Vectors of length 1; the default is the model's.")]
+OutputDtype = Annotated[
+    Literal["float", "int8", "ubinary"],
+    Meta(description="Numbers of a vector: float32, 127 times each as int8, or one bit each, packed into uint8."),
+]
+DTYPES = {"float": "float32", "int8": "int8", "ubinary": "binary"}
 PromptName = Annotated[str | None, Meta(description="One of the model's prompts.")]
 Layer = Annotated[int | None, Meta(description="Hidden state to use: 0 the embeddings, -1 the last.")]
 Count = Annotated[int, Meta(ge=1, le=1000, description="How many results to return.")]
@@ -109,7 +115,7 @@ ERRORS = {
     403: ("forbidden", "The page's origin is not allowed, or the server has no admin key."),
     404: ("unknown", "The path, model or index is not served."),
     405: ("method", "The path has other methods."),
-    409: ("conflict", "A model or an index could not be reloaded; the old one is kept."),
+    409: ("conflict", "A model or an index could not be reloaded, or its files have changed since it was opened."),
     413: ("too_large", "Too many bytes, texts or tokens, or more work than fits into the deadline."),
     415: ("media_type", "The Content-Type is not application/json, or the body is compressed."),
     421: ("host", "The host name is not allowed."),

@@ -14,9 +14,12 @@ import numpy as np
 from msgspec import Meta
 
 from albertkit.data.sentences import split_sentences
+from albertkit.runtime.runtime_model import named_depth
+from albertkit.search.index_records import check_queries
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.response_size import NUMBER_BYTES, TOKEN_BYTES
 from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table, WarnedResponse
+from albertkit.serve.served_indexes import computes
 from albertkit.serve.served_models import ServedModel
 
 
@@ -52,6 +55,7 @@ class SearchRequest(ModelRequest, kw_only=True):
         Annotated[float, Meta(ge=-1, le=1)] | None,
         Meta(description="Lowest cosine of a hit by meaning. Default: for an index, what nonsense does not reach."),
     ] = None
+    exact: Annotated[bool, Meta(description="For an index: compare all vectors, which takes longer.")] = False
 
 
 class HitItem(TypedDict, total=False):
@@ -73,11 +77,17 @@ class HitItem(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SearchResponse(WarnedResponse):
-    """Hits, the best first, and how many of the k best texts are below the lowest score."""
+    """Hits, the best first."""
 
     model: str
     hits: list[HitItem]
-    left_out: int = 0
+    left_out: Annotated[
+        int,
+        Meta(
+            description="How many of the k best texts are no hits: below the lowest score, and in an index without a "
+            "word of the query."
+        ),
+    ] = 0
 
 
 async def similar(context: RequestContext, body: SimilarRequest) -> SimilarResponse:
@@ -95,6 +105,7 @@ async def similar(context: RequestContext, body: SimilarRequest) -> SimilarRespo
 async def search(context: RequestContext, body: SearchRequest) -> SearchResponse:
     """The texts that match a query best: of the request's texts, of the parts of one text, or of a served index."""
     model = context.choose_model(body.model, "search")
+    check_queries([body.query])
     if body.texts is not None and body.text is not None:
         raise HttpError(422, "texts and text are both set; send one of them", param="texts")
     if body.texts is None and body.text is None:
@@ -136,15 +147,19 @@ async def search_index(context: RequestContext, model: ServedModel, body: Search
     index = served.index
     if body.model is None or body.model == served.model.name:
         model = served.model
-    if model.albert.name != index.model:
+    if not computes(model, index):
         raise HttpError(
-            424, f"index {served.name!r} was built with model {index.model}, but {model.name!r} is {model.albert.name}"
+            424,
+            f"index {served.name!r} was built with model {index.describe_model()}, but {model.name!r} is "
+            f"{model.albert.name}",
         )
     context.model_name = model.name
     vectors = None
     if body.mode != "keyword":
-        vectors = await context.embed(model, [body.query], model.albert.embed_options())
+        depth = named_depth(index.model)
+        options = model.albert.embed_options(depth=None if depth == model.albert.depth else depth)
+        vectors = await context.embed(model, [body.query], options)
     search = index.search_results
-    (found,) = await asyncio.to_thread(search, [body.query], body.k, body.mode, vectors, body.min_score)
+    (found,) = await asyncio.to_thread(search, [body.query], body.k, body.mode, vectors, body.min_score, body.exact)
     context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in found.hits), "Request a lower k.")
     return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in found.hits], found.left_out)

@@ -85,6 +85,9 @@ class ServeSettings:
     admin_key_file: str | None = setting(None, "File with the key for /admin/reload.")
     access_log: bool = setting(True, "Log one line per request; texts are never logged.")
     page: bool = setting(True, "Serve the page at /.")
+    otel: bool | None = setting(
+        None, "Export traces and metrics by OTLP [default: if OTEL_EXPORTER_OTLP_ENDPOINT is set]."
+    )
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():

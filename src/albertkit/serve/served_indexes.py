@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from albertkit.builtin import SHARED_SPACE
 from albertkit.errors import AlbertkitError
+from albertkit.runtime.runtime_model import named_depth
 from albertkit.search.index import Index
-from albertkit.search.shared_space import SHARED_SPACE
+from albertkit.search.store_address import is_address
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.served_models import ServedModel, ServedModels
 
@@ -42,9 +44,13 @@ class ServedIndexes:
         self._reload_lock = threading.Lock()
 
     def _open(self, name: str, path: Path) -> ServedIndex:
+        if is_address(path):
+            raise AlbertkitError(
+                f"{path} is not a file: the server serves index files, not vector stores. Name a file."
+            )
         stamp = _stamp(path)
         index = Index.open(path, None)
-        model = next((model for model in self.models if model.albert.name == index.model), None)
+        model = next((model for model in self.models if computes(model, index)), None)
         if model is None and index.model.startswith(f"{SHARED_SPACE}+"):
             raise AlbertkitError(
                 f"{path} was built with {SHARED_SPACE}, whose two models the server does not combine yet. Search it "
@@ -53,7 +59,9 @@ class ServedIndexes:
         if model is None:
             names = ", ".join(model.albert.name for model in self.models)
             index.close()
-            raise AlbertkitError(f"{path} was built with model {index.model}; serve this model too (served: {names})")
+            raise AlbertkitError(
+                f"{path} was built with model {index.describe_model()}; serve this model too (served: {names})"
+            )
         return ServedIndex(name, index, model, stamp)
 
     def close(self) -> None:
@@ -88,6 +96,11 @@ class ServedIndexes:
             return f"kept the old one: {error}"
         log.info("reloaded", extra={"facts": {"index": name, "model": self._indexes[name].model.name}})
         return "reloaded"
+
+
+def computes(model: ServedModel, index: Index) -> bool:
+    """Whether a model computes the vectors of an index, at the depth of the index."""
+    return model.albert.name_at(named_depth(index.model) or 0) == index.model
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -26,7 +26,7 @@ from albertkit.builtin import DEFAULT, PRETRAINED, mask_model
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import can_fill_masks
 from albertkit.runtime.batching import pad_batch
-from albertkit.runtime.early_exit import available_exit_depths
+from albertkit.runtime.early_exit import available_exit_depths, last_exit_depth
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ServeSettings
 from albertkit.weights import encoder_shapes
@@ -195,7 +195,9 @@ class ServedModel:
             max_tokens=albert.max_tokens,
             layers=config.num_hidden_layers,
             depth=albert.depth,
-            depths=[] if config.options.static else sorted({*available_exit_depths(albert), albert.depth}),
+            depths=[]
+            if config.options.static
+            else sorted({*available_exit_depths(albert), albert.depth, last_exit_depth(albert, None)}),
             heads=config.num_attention_heads,
             parameters=count_parameters(encoder_shapes(config)),
             vocabulary=albert.tokenizer.vocab_size,

@@ -85,8 +85,9 @@ def prepare(names: list[str], settings: ServeSettings, index_paths: list[Path]) 
     from albertkit.serve.inference import ServerMetrics, Service
     from albertkit.serve.served_indexes import ServedIndexes
     from albertkit.serve.served_models import ModelSource, ServedModels
+    from albertkit.serve.telemetry import exports_telemetry, open_telemetry
 
-    keys = ApiKeys.read(settings)
+    keys, has_telemetry = ApiKeys.read(settings), exports_telemetry(settings)
     threads = 1 if settings.workers > 1 else settings.threads or cores()  # several threads do not survive a fork
     models = ServedModels(ModelSource.parse_all(names), settings, threads)
     if not settings.is_local and not keys.users:
@@ -98,6 +99,7 @@ def prepare(names: list[str], settings: ServeSettings, index_paths: list[Path]) 
         metrics = ServerMetrics()
         batcher = Batcher(settings.token_budget, settings.deadline, metrics.observe_batch)
         service = Service(settings, models, batcher, metrics, keys, ServedIndexes(index_paths, models))
+        service.telemetry = open_telemetry(service) if has_telemetry else None
         listen(service, listener, on_ready)
 
     return run
@@ -129,6 +131,7 @@ def listen(service: Service, listener: socket.socket, on_ready: Callable[[], Non
     config = uvicorn.Config(
         make_app(service),
         http=make_protocol(settings),
+        loop="asyncio",  # also where uvloop is installed, whose errors differ
         ws="none",
         lifespan="on",
         log_config=None,
@@ -200,10 +203,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Send the records of the server and uvicorn's warnings to stderr."""
+    """Send the records of the server, and warnings of uvicorn and OpenTelemetry, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name, level in (("albertkit.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+    others = dict.fromkeys(("uvicorn", "opentelemetry"), logging.WARNING)
+    for name, level in {"albertkit.serve": logging.INFO, **others}.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

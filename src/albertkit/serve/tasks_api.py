@@ -18,6 +18,7 @@ from albertkit.albert import Albert
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.generate import GenerateSettings
 from albertkit.runtime.mask_filling import MaskPrediction
+from albertkit.runtime.runtime_model import Depth
 from albertkit.serve.inference import TOKEN_CHARACTERS, RequestContext
 from albertkit.serve.request_texts import as_texts
 from albertkit.serve.response_size import PREDICTION_BYTES, SPAN_BYTES, label_bytes
@@ -215,7 +216,7 @@ def source_lengths(albert: Albert, texts: Sequence[str], start: int) -> list[int
 
 
 def generate_batch(
-    model: ServedModel, texts: list[str], settings: dict[str, Any], depth: int | None, work: int
+    model: ServedModel, texts: list[str], settings: dict[str, Any], depth: Depth | None, work: int
 ) -> list[GeneratedText]:
     """Generate from some texts and measure the cost; on the engine's thread."""
     began = time.monotonic()

@@ -13,16 +13,19 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from albertkit import __version__
+from albertkit.search.index_records import check_queries
 from albertkit.serve.inference import TOKEN_CHARACTERS, TOKENIZER_THREADS, RequestContext
 from albertkit.serve.request_texts import as_texts, as_texts_or_tokens
 from albertkit.serve.response_size import PREDICTION_BYTES, TOKEN_BYTES, label_bytes, text_bytes, vector_bytes
 from albertkit.serve.schemas import (
+    DTYPES,
     Depth,
     Dimensions,
     HttpError,
     IdsOrMany,
     Layer,
     Normalize,
+    OutputDtype,
     Pooling,
     PromptName,
     Served,
@@ -54,6 +57,7 @@ class EmbedRequest(Struct, kw_only=True):
     depth: Depth = None
     layer: Layer = None
     pooling: Pooling = None
+    output_dtype: OutputDtype = "float"
 
 
 class EmbedAllRequest(Struct, kw_only=True):
@@ -152,11 +156,12 @@ async def embed(context: RequestContext, body: EmbedRequest) -> list[Vector]:
         normalize=body.normalize,
         long_texts="truncate" if body.truncate else "split",
         prompt=body.prompt_name,
+        dtype=DTYPES[body.output_dtype],
     )
     texts = as_texts_or_tokens(body.inputs, "inputs")
     context.foresee_response(vector_bytes(len(texts), options.dim or model.albert.dim), "Send fewer texts.", memory=1)
     vectors = await context.embed(model, texts, options)
-    return list(np.ascontiguousarray(vectors, np.float32))
+    return list(np.ascontiguousarray(vectors))
 
 
 async def embed_all(context: RequestContext, body: EmbedAllRequest) -> list[Table]:
@@ -193,15 +198,7 @@ async def rerank(context: RequestContext, body: RerankRequest) -> list[RankItem]
     model = context.choose_model(body.model, "rerank")
     size = len(body.texts) * PREDICTION_BYTES + (text_bytes(body.texts) if body.return_text else 0)
     context.foresee_response(size, "Send fewer texts.")
-    task = model.albert.task if "classify" in model.endpoints else None
-    if task is not None and (task.kind == "regression" or len(task.labels) == 2):
-        examples = [TextExample(body.query, text) for text in body.texts]
-        rows, _ = await context.predict_scores(model, examples, "classify")
-        positive = [i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS]
-        column = 0 if task.kind == "regression" else (positive or [1])[0]
-        scores = class_scores(task, rows, body.raw_scores)[:, column]
-    else:
-        scores = await context.query_cosines(model, body.query, body.texts)
+    scores = await relevance_scores(context, model, body.query, body.texts, body.raw_scores)
     items: list[RankItem] = []
     for index in np.argsort(-scores, kind="stable").tolist():
         item: RankItem = {"index": index, "score": float(scores[index])}
@@ -209,6 +206,22 @@ async def rerank(context: RequestContext, body: RerankRequest) -> list[RankItem]
             item["text"] = body.texts[index]
         items.append(item)
     return items
+
+
+async def relevance_scores(
+    context: RequestContext, model: ServedModel, query: str, texts: list[str], is_raw: bool = False
+) -> np.ndarray:
+    """The relevance (texts,) for a query: by a model fine-tuned on pairs, else the cosine of vectors."""
+    check_queries([query])
+    reads_pairs = "classify" in model.endpoints and model.albert.metadata.details.get("pairs")
+    task = model.albert.task if reads_pairs else None
+    if task is None or (task.kind != "regression" and len(task.labels) != 2):
+        return await context.query_cosines(model, query, texts)
+    rows, _ = await context.predict_scores(model, [TextExample(query, text) for text in texts], "classify")
+    positive = [i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS]
+    column = 0 if task.kind == "regression" else (positive or [1])[0]
+    scores: np.ndarray = class_scores(task, rows, is_raw)[:, column]
+    return scores
 
 
 async def predict(context: RequestContext, body: PredictRequest) -> list[LabelScore | list[LabelScore]]:

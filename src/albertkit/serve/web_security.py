@@ -16,29 +16,31 @@ from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ServeSettings
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' {styles}; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'{scripts}; style-src 'self' {styles}; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+WORKER = "/web/worker.js"  # runs WebAssembly; a worker has the policy of its script
 
 
 def protect(app: ASGIApp, settings: ServeSettings, *inline_styles: str) -> ASGIApp:
     """An app with all checks. inline_styles: contents of <style> elements that pages may have."""
     hashes = (base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in inline_styles)
-    policy = POLICY.format(styles=" ".join(f"'sha256-{one}'" for one in hashes))
-    security_headers = [
-        (b"content-security-policy", policy.encode()),
-        (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"no-referrer"),
-    ]
+    styles = " ".join(f"'sha256-{one}'" for one in hashes)
+    policy, worker_policy = (
+        POLICY.format(styles=styles, scripts=more).encode() for more in ("", " 'wasm-unsafe-eval'")
+    )
+    security_headers = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
 
+        own_policy = (b"content-security-policy", worker_policy if scope["path"].endswith(WORKER) else policy)
+
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *security_headers]}
+                message = {**message, "headers": [*message["headers"], own_policy, *security_headers]}
             await send(message)
 
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}

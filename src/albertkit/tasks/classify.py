@@ -57,6 +57,8 @@ class ClassifyTask(Task):
     mean: float = 0.0
     std: float = 1.0
     """Regression: value = mean + std · score."""
+    separator: str | None = None
+    """Several classes: what separated them in the training file."""
     score_scale: float = 1.0
     """Scores in training = this times scores; not 1 if temperature or std are in the weights. For early exit."""
 
@@ -70,7 +72,9 @@ class ClassifyTask(Task):
         check_choice("kind", self.kind, KINDS)
 
     @classmethod
-    def from_examples(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:
+    def from_examples(
+        cls, examples: Sequence[TextExample], kind: str | None = None, separator: str | None = None
+    ) -> ClassifyTask:
         """The task with the kind and the classes of these examples."""
         labels = [e.label for e in examples]
         if kind is None:
@@ -82,7 +86,7 @@ class ClassifyTask(Task):
         counts = Counter(name for label in labels for name in _class_names(label))
         if kind == "single":
             check_variety(examples, counts, "class")
-        return cls(tuple(sorted(counts)), kind)
+        return cls(tuple(sorted(counts)), kind, separator=separator)
 
     def features(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One feature per example; the longer text of a pair is truncated first."""

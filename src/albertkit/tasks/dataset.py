@@ -35,6 +35,7 @@ def read_parts(
             data = read_examples(task, source, replace(options, split=options.split or name, kind=kind))
         else:
             data = validate_examples(task, name, source, options.skip_bad)
+            data = replace(data, examples=_with_text_labels(data.examples, parts.get("train", data.examples)))
         for note in data.notes:
             log(f"{source}: {note}" if isinstance(source, str | Path) else note)
         parts[name] = data.examples
@@ -71,6 +72,20 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
             yield f"example {number}", found
 
     return check_rows(task, rows(), Problems(name, skip_bad, has_labels))
+
+
+def _with_text_labels(examples: list[Any], train: Sequence[Any]) -> list[Any]:
+    """The examples with integer classes as text; integers among the values of a regression stay numbers."""
+    if any(isinstance(getattr(example, "label", None), float) for example in (train[0], examples[0])):
+        return examples
+
+    def with_text(example: Any) -> Any:
+        label = getattr(example, "label", None)
+        if isinstance(label, Integral):
+            return replace(example, label=str(label))
+        return replace(example, label=tuple(map(str, label))) if isinstance(label, tuple) else example
+
+    return [with_text(example) for example in examples]
 
 
 def _kind_problem(label: Any, first: Any) -> str | None:

@@ -57,6 +57,9 @@ class TextExample(Example):
             problem = problem or text_problem(self.pair, "second text")
         if not problem and not isinstance(label, str | float | tuple | Integral | None):
             problem = f"the label is a {type(label).__name__}; write a class (text), a number or a tuple of classes"
+        odd = [name for name in label if not isinstance(name, str | Integral)] if isinstance(label, tuple) else []
+        if not problem and odd:
+            problem = f"one class of the label is {odd[0]!r:.40}; write every class as text"
         if not problem and isinstance(label, float) and not isfinite(label):
             problem = f"the label is {label}; write a finite number or omit the example"
         return problem
@@ -258,7 +261,7 @@ CJK = re.compile(
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 _SAME = {"’": "'", "‐": "-", "‑": "-"}
-_WORD = re.compile(  # over the classes of `_character_class`
+_WORD = re.compile(  # over the classes of `word_class`
     r"(?:w\.){2,}(?![wd])"  # U.S.
     r"|w\.(?= +w)"  # George W. Bush
     r"|[wd][wdmz]*(?:(?:[-./&@']|(?<=d)[,:](?=d))[wd][wdmz]*)*"  # all-rounder, O'Brien, 1,000.5, 10:30
@@ -279,7 +282,7 @@ def split_words(text: str) -> tuple[tuple[int, int], ...]:
     ['The', 'U.S.', 'beat', '北', '京', ',', '3-1', '.']
     """
     words: list[tuple[int, int]] = []
-    for match in _WORD.finditer("".join(map(_character_class, text))):
+    for match in _WORD.finditer("".join(map(word_class, text))):
         start, end = match.span()
         ending = _CONTRACTION.search(text[start:end]) if end - start > 2 else None
         cut = start + ending.start() if ending else start
@@ -288,7 +291,7 @@ def split_words(text: str) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=65536)
-def _character_class(c: str) -> str:
+def word_class(c: str) -> str:
     """w letter, d digit, c Chinese, m modifier of the previous one, z joiner, x other mark, or the mark itself."""
     category = unicodedata.category(c)
     if c.isspace() or category in ("Cc", "Cs", "Zs"):

@@ -23,8 +23,8 @@ NODE_LIMIT = 1_000_000
 MAX_CACHED_CHARACTERS = 65_536  # about 15 MB; texts of one language have a few thousand
 Spans = list[tuple[int, int]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# A run of letters and digits of scripts that put spaces between words.
-_LETTERS = re.compile(rf"(?:(?![{CJK}])[^\W_])+")
+LETTER = rf"(?:(?![{CJK}])[^\W_])"  # a letter or digit of the scripts that put spaces between words
+LETTER_RUN = re.compile(f"{LETTER}+")
 
 
 class Charsmap:
@@ -49,15 +49,15 @@ class Charsmap:
     def _is_replaced(self, c: str) -> bool:
         """Whether a printable ASCII character is replaced, or begins a longer string of such characters."""
         units = self.units
-        here = self._jump(units[0]) ^ ord(c)
+        here = self.jump(units[0]) ^ ord(c)
         if here >= len(units) or units[here] & 0x800000FF != ord(c):
             return False
-        below = here ^ self._jump(units[here])
+        below = here ^ self.jump(units[here])
         after = ((below ^ byte, byte) for byte in range(32, 127))
         return units[here] >> 8 & 1 == 1 or any(i < len(units) and units[i] & 0x800000FF == b for i, b in after)
 
     @staticmethod
-    def _jump(unit: int) -> int:
+    def jump(unit: int) -> int:
         return (unit >> 10) << ((unit & 512) >> 6)
 
     @functools.cached_property
@@ -74,15 +74,15 @@ class Charsmap:
         for index, unit in enumerate(self.units):
             if unit < 1 << 31 and unit & 255:
                 children.setdefault(index ^ (unit & 255), []).append(index)
-        todo = [(self._jump(self.units[0]), b"", True)]  # base, bytes of the unfinished character, is it the first
+        todo = [(self.jump(self.units[0]), b"", True)]  # base, bytes of the unfinished character, is it the first
         seen = set(todo)
         while todo:
             base, prefix, is_first = todo.pop()
             for index in children.get(base, ()):
                 unit = self.units[index]
-                below, character = index ^ self._jump(unit), prefix + bytes((unit & 255,))
+                below, character = index ^ self.jump(unit), prefix + bytes((unit & 255,))
                 if unit >> 8 & 1:
-                    self._replacement(self.units[below])
+                    self.replacement(self.units[below])
                 width = 1 + sum(character[0] >= least for least in (0xC0, 0xE0, 0xF0))
                 is_complete = len(character) == width
                 if is_complete and not is_first:
@@ -97,7 +97,7 @@ class Charsmap:
                 raise ValueError("its trie is too large")
         return found
 
-    def _replacement(self, unit: int) -> str:
+    def replacement(self, unit: int) -> str:
         start = unit & 0x7FFFFFFF
         new = self.texts[start : self.texts.index(b"\0", start)].decode()
         if SPACE in new:
@@ -107,16 +107,16 @@ class Charsmap:
     def longest_match(self, text: str, at: int) -> tuple[int, str]:
         """The longest match at position `at`: its length in characters, and its replacement."""
         units, size, new = self.units, 1, text[at]
-        here = self._jump(units[0])
+        here = self.jump(units[0])
         for count, c in enumerate(text[at : at + 64], start=1):
             for byte in c.encode():
                 here ^= byte
                 if here >= len(units) or units[here] & 0x800000FF != byte:
                     return size, new
                 leaf = units[here] >> 8 & 1
-                here ^= self._jump(units[here])
+                here ^= self.jump(units[here])
             if leaf:
-                size, new = count, self._replacement(units[here])
+                size, new = count, self.replacement(units[here])
         return size, new
 
 
@@ -183,7 +183,7 @@ class Normalizer:
 
     def _normalize_character(self, c: str) -> str:
         """The normalised form of one character, or the mark if it depends on its neighbours."""
-        prepared = self._prepare(c)
+        prepared = self.prepare(c)
         continuations = self.table.continuations if self.table else frozenset()
         if SPACE in prepared or (self.lower and "Σ" in prepared) or not continuations.isdisjoint(prepared):
             result = self._MARK
@@ -196,7 +196,7 @@ class Normalizer:
         self._cache[c] = result
         return result
 
-    def _prepare(self, c: str) -> str:
+    def prepare(self, c: str) -> str:
         """Normalise white space, compatibility forms and accents. SentencePiece's table is applied later."""
         if c.isspace():
             return " "
@@ -207,9 +207,15 @@ class Normalizer:
         return c
 
     def _normalize_in_context(self, text: str) -> tuple[str, Spans | None]:
-        prepared = [(x, i) for i, c in enumerate(text) for x in self._prepare(c)]
-        joined = "".join(x for x, _ in prepared)
-        origin = [i for x, i in prepared for _ in (x.lower() if self.lower else x)]
+        characters: list[str] = []
+        sources: Spans = []
+        for i, c in enumerate(text):
+            part = self.prepare(c)
+            characters += part
+            sources += [(i, i + 1)] * sum(len(x.lower()) if self.lower else 1 for x in part)
+            if not part and sources and unicodedata.combining(c):
+                sources[-1] = (sources[-1][0], i + 1)  # an accent belongs to the previous letter
+        joined = "".join(characters)
         joined = joined.lower() if self.lower else joined  # the whole text, since a final sigma depends on the context
         at = 0
         out: list[str] = []
@@ -217,7 +223,10 @@ class Normalizer:
         while at < len(joined):
             size, new = self.table.longest_match(joined, at) if self.table else (1, joined[at])
             out += new
-            spans += [(origin[at], origin[at + size - 1] + 1)] * len(new)
+            end = sources[at + size - 1][1]
+            spans += [(sources[at][0], end)] * len(new)
+            if not new and spans and unicodedata.combining(text[end - 1]):
+                spans[-1] = (spans[-1][0], end)
             at += size
         kept = len("".join(out).rstrip(" " + SPACE))  # SentencePiece treats a literal ▁ at the end as a space
         normalized, places = self._collapse_spaces("".join(out)[:kept], spans[:kept])
@@ -228,7 +237,7 @@ class Normalizer:
 
 def _split_scripts(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
     """Insert a space on both sides of each run of letters and digits; inserted spaces have empty spans."""
-    ends = {at for run in _LETTERS.finditer(text) for at in run.span()}
+    ends = {at for run in LETTER_RUN.finditer(text) for at in run.span()}
     places = sorted(at for at in ends if 0 < at < len(text) and text[at] != " " and text[at - 1] != " ")
     if not places:
         return text, spans

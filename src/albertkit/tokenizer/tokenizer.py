@@ -1,7 +1,7 @@
 """`Tokenizer`: text to token ids and back.
 
 In: texts, or a folder, whose files decide the kind of tokenizer. Out: `Encoding`s, ids, texts, or files.
-Before this file: `unigram.py`, `vocabulary.py`, `tokenizer_files.py`. After it: everything that runs or trains a model.
+Before this file: `unigram.py`, `wordpiece.py`, `tokenizer_files.py`. After it: everything that runs or trains a model.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, need
 from albertkit.tokenizer.normalizer import SPACE, check_text
-from albertkit.tokenizer.tokenizer_files import read_folder, wordpiece_tokenizer, write_folder
+from albertkit.tokenizer.tokenizer_files import read_folder, write_folder
 from albertkit.tokenizer.unigram import TokenSpans, Unigram
 from albertkit.tokenizer.vocabulary import SPECIALS, Kind, Vocabulary, read_spiece, read_vocab, symbols_vocabulary
+from albertkit.tokenizer.wordpiece import WordPiece, join_tokens
 
 _CJK = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]"
 _BETWEEN_CJK = re.compile(f"(?<={_CJK}) (?={_CJK})")
@@ -68,9 +68,9 @@ class Tokenizer:
         self.pad_id: int = special[0] or 0
         self.unk_id, self.cls_id, self.sep_id, self.mask_id = special[1:]
         if self.kind == "unigram":
-            self._unigram = Unigram(vocabulary)
-        elif self.kind == "wordpiece":
-            self._bert = wordpiece_tokenizer(vocabulary)
+            self.model: Unigram | WordPiece | None = Unigram(vocabulary)
+        else:
+            self.model = WordPiece(vocabulary) if self.kind == "wordpiece" else None
 
     # --- constructors ------------------------------------------------------------
 
@@ -117,9 +117,10 @@ class Tokenizer:
         split_scripts: for unigram vocabularies of languages without spaces; tokens cross neither punctuation nor
             scripts, and only runs of letters and digits begin with "▁".
 
-        The unigram trainer of the tokenizers library does not guarantee the same vocabulary for the same texts, so keep
-        the result.
+        The tokenizers library trains it; the extra `train` installs it. Its unigram trainer does not guarantee the same
+        vocabulary for the same texts, so keep the result.
         """
+        need("tokenizers", "train", "training a vocabulary")
         from albertkit.tokenizer import train_vocabulary  # imported here, since it is rarely needed
 
         if kind == "unigram":
@@ -204,11 +205,7 @@ class Tokenizer:
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Only the ids of many texts, without special tokens; the fastest method for a corpus."""
         clean = [check_text(text) for text in texts]
-        if self.kind == "unigram":
-            return self._unigram.ids(clean)
-        if self.kind == "wordpiece":
-            return [found.ids for found in self._bert.encode_batch_fast(clean, add_special_tokens=False)]
-        return [self._symbol_spans(text).ids for text in clean]
+        return self.model.ids(clean) if self.model else [self._symbol_spans(text).ids for text in clean]
 
     # --- ids to text ------------------------------------------------------------
 
@@ -221,7 +218,7 @@ class Tokenizer:
             text = "".join(f" {t} " if self._ids[t] in special else t.replace(SPACE, " ") for t in tokens)
             return re.sub(" +", " ", text).strip()
         if self.kind == "wordpiece":
-            return _BETWEEN_CJK.sub("", str(self._bert.decoder.decode(tokens))) if tokens else ""
+            return _BETWEEN_CJK.sub("", join_tokens(tokens))
         return "".join(tokens)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -260,12 +257,7 @@ class Tokenizer:
     def _spans(self, texts: list[str], recognize_mask: bool) -> list[TokenSpans]:
         if recognize_mask and self.mask_id is not None and any("[MASK]" in text for text in texts):
             return [self._masked_spans(t) if "[MASK]" in t else self._spans([t], False)[0] for t in texts]
-        if self.kind == "unigram":
-            return self._unigram.spans(texts)
-        if self.kind == "wordpiece":
-            found: list[Any] = self._bert.encode_batch(texts, add_special_tokens=False)
-            return [TokenSpans(e.ids, e.offsets) for e in found]
-        return [self._symbol_spans(text) for text in texts]
+        return self.model.spans(texts) if self.model else [self._symbol_spans(text) for text in texts]
 
     def _masked_spans(self, text: str) -> TokenSpans:
         """A text in which [MASK] is the mask token; text directly after it continues the word."""
@@ -275,8 +267,8 @@ class Tokenizer:
                 out.append(TokenSpans([self.mask_id or 0], [(0, len("[MASK]"))]), at)
                 at += len("[MASK]")
             head = len(between.split(maxsplit=1)[0]) if between.strip() and not between[0].isspace() else 0
-            if number and head and self.kind == "unigram":
-                out.append(self._unigram.spans_inside_word(between[:head]), at)
+            if number and head and isinstance(self.model, Unigram):
+                out.append(self.model.spans_inside_word(between[:head]), at)
                 out.append(self._spans([between[head:]], False)[0], at + head)
             else:
                 out.append(self._spans([between], False)[0], at)

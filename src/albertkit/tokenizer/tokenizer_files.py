@@ -1,8 +1,8 @@
 """The tokenizer files of a model folder: read as a `Vocabulary`, and written from one.
 
 In: a folder that albertkit or transformers wrote for ALBERT. Out: a `Vocabulary`; and the reverse, files that
-transformers opens. `tokenizer.json` is the format of the `tokenizers` library; running and training share its parts.
-Before this file: `vocabulary.py`. After it: `unigram.py`, `tokenizer.py`.
+transformers opens. Before this file: `vocabulary.py`, and `tokenizer_json.py`, which makes the content of
+`tokenizer.json`. After it: `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,13 @@ import base64
 import dataclasses
 import json
 import math
-import unicodedata
 from array import array
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as RustTokenizer
-
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json, write_json
-from albertkit.tokenizer.normalizer import CJK, SPACE
+from albertkit.tokenizer.tokenizer_json import BARE_MARK, PENALTY, to_json
 from albertkit.tokenizer.vocabulary import (
     MAX_TOKENS,
     SPECIALS,
@@ -36,11 +32,7 @@ from albertkit.tokenizer.vocabulary import (
     symbols_vocabulary,
     wordpiece_vocabulary,
 )
-
-LETTERS = rf"[[\p{{L}}\p{{N}}]&&[^{CJK}]]"  # as in `normalizer.py`, for the tokenizers library
-BARE_MARK = rf"^{SPACE}(?!{LETTERS})"  # the "▁" before ideographs and punctuation
-PENALTY = 100.0  # transformers lowers the score of "2010," by this, so that the comma is separate; reading undoes it
-
+from albertkit.tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 # --- reading ------------------------------------------------------------
 
@@ -64,6 +56,12 @@ def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabula
     elif spiece.is_file():
         path, vocabulary = spiece, read_spiece(spiece, lower=lower, keep_accents=accents)
     elif vocab.is_file():
+        for key in ("do_basic_tokenize", "tokenize_chinese_chars"):
+            if not options.get(key, True):
+                raise AlbertkitError(
+                    f"{key} in {folder / 'tokenizer_config.json'} is False, and albertkit has only the rule of BERT, "
+                    "which is True. Its tokens would be others than those of the model."
+                )
         path, vocabulary = vocab, read_vocab(vocab, lower=lower, strip_accents=options.get("strip_accents"))
     else:
         raise AlbertkitError(f"{folder} contains no tokenizer. Copy tokenizer.json, spiece.model or vocab.txt there.")
@@ -73,9 +71,10 @@ def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabula
 
 
 def _read_options(path: Path) -> dict[str, bool]:
-    """The rules for case and accents in a tokenizer_config.json."""
+    """The rules for case, accents and words in a tokenizer_config.json."""
     data = read_json(path) if path.is_file() else {}
-    found = {k: data[k] for k in ("do_lower_case", "keep_accents", "strip_accents") if data.get(k) is not None}
+    keys = ("do_lower_case", "keep_accents", "strip_accents", "do_basic_tokenize", "tokenize_chinese_chars")
+    found = {key: data[key] for key in keys if data.get(key) is not None}
     for key, value in found.items():
         if not isinstance(value, bool):
             raise AlbertkitError(f"{key} in {path} is {value!r}. Set it to true or false.")
@@ -107,6 +106,7 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
             raise TypeError(f"a WordPiece model needs a BertNormalizer, not {sorted(names)}")
         if model.get("continuing_subword_prefix") != "##":
             raise TypeError("its continuing_subword_prefix is not '##'")
+        _check_bert_rules(steps[0], _steps(data.get("pre_tokenizer"), "pretokenizers"), model)
         lower, strip = bool(steps[0]["lowercase"]), steps[0].get("strip_accents")
         _special_token_ids(data, tokens)
         return wordpiece_vocabulary(tokens, path, lower, lower if strip is None else bool(strip))
@@ -115,6 +115,20 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise AlbertkitError(f"{path} is not a usable tokenizer.json ({reason}). Copy the original again.") from None
+
+
+def _check_bert_rules(normalizer: dict[str, Any], words: list[dict[str, Any]], model: dict[str, Any]) -> None:
+    """Raise unless the rules that `wordpiece.py` always follows are those of a WordPiece file."""
+    if [step["type"] for step in words] != ["BertPreTokenizer"]:
+        raise TypeError(f"a WordPiece model needs a BertPreTokenizer, not {[step['type'] for step in words]}")
+    for step, key, expected in (
+        (normalizer, "clean_text", True),
+        (normalizer, "handle_chinese_chars", True),
+        (model, "max_input_chars_per_word", MAX_WORD_CHARACTERS),
+        (model, "unk_token", SPECIALS["wordpiece"][1]),
+    ):
+        if step.get(key, expected) != expected:
+            raise TypeError(f"its {key} is {step[key]!r}, and albertkit has only the rule of BERT, {expected!r}")
 
 
 def _steps(step: Any, key: str) -> list[dict[str, Any]]:
@@ -196,95 +210,3 @@ def write_folder(vocabulary: Vocabulary, folder: Path, model_max_length: int, co
     (folder / "tokenizer.json").write_text(to_json(vocabulary), encoding="utf-8")
     if vocabulary.kind == "wordpiece":
         (folder / "vocab.txt").write_bytes("".join(token + "\n" for token in vocabulary.tokens).encode())
-
-
-def set_bert_rules(tokenizer: RustTokenizer, lower: bool, strip_accents: bool) -> RustTokenizer:
-    """Set the normalizer, pre-tokenizer and decoder of BERT."""
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lower
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(cleanup=True)
-    return tokenizer
-
-
-def wordpiece_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
-    model = models.WordPiece(vocabulary.ids, unk_token=SPECIALS["wordpiece"][1], max_input_chars_per_word=100)
-    return set_bert_rules(RustTokenizer(model), vocabulary.lower, vocabulary.strip_accents)
-
-
-def metaspace_words(split_scripts: bool = False) -> pre_tokenizers.Sequence:
-    """Words with a "▁" before each; with `split_scripts`, only before runs of letters and digits."""
-    parts: list[Any] = [pre_tokenizers.WhitespaceSplit()]
-    if split_scripts:
-        parts.append(pre_tokenizers.Split(Regex(f"{LETTERS}+"), "isolated"))
-    parts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="always"))
-    if split_scripts:
-        parts.append(remove_bare_marks())
-    return pre_tokenizers.Sequence(parts)
-
-
-def remove_bare_marks() -> pre_tokenizers.Split:
-    """Removes the "▁" before words that do not begin with a letter or a digit."""
-    return pre_tokenizers.Split(Regex(BARE_MARK), "removed")
-
-
-def to_json(vocabulary: Vocabulary) -> str:
-    """A self-contained tokenizer.json that transformers and the tokenizers library can open."""
-    if vocabulary.kind == "phoneme":
-        return str(_phoneme_tokenizer(vocabulary).to_str())
-    tokenizer = wordpiece_tokenizer(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_tokenizer(vocabulary)
-    names = [vocabulary.tokens[i] for i in sorted(vocabulary.hidden)]
-    tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False, lstrip=n == "[MASK]") for n in names])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(name, vocabulary.ids[name]) for name in ("[CLS]", "[SEP]")],
-    )
-    return str(tokenizer.to_str())
-
-
-def _unigram_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
-    """The closest equivalent of our `Unigram` in the tokenizers library."""
-    scored = [
-        (token, score - PENALTY if is_digit_comma(token) else score)
-        for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=True)
-    ]
-    tokenizer = RustTokenizer(models.Unigram(scored, vocabulary.unk_id, False))
-    steps: list[Any] = [normalizers.Replace(Regex(r"[\x{1c}-\x{1f}]"), " ")]
-    if not vocabulary.charsmap:
-        steps.append(normalizers.Replace(Regex(r"[\p{Cc}\p{Cf}&&[^\s]]"), ""))
-    if vocabulary.strip_accents:
-        steps += [normalizers.NFKD(), normalizers.Replace(Regex(_combining_characters()), "")]
-    if vocabulary.lower:
-        steps.append(normalizers.Lowercase())
-    steps.append(normalizers.Precompiled(vocabulary.charsmap) if vocabulary.charsmap else normalizers.NFKC())
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = metaspace_words(vocabulary.split_scripts)
-    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
-    return tokenizer
-
-
-def _combining_characters() -> str:
-    """A regular expression for the characters with a combining class, by this Python's Unicode tables."""
-    found = [c for c in range(0x300, 0x20000) if unicodedata.combining(chr(c))]
-    members = set(found)
-    starts = [c for c in found if c - 1 not in members]
-    ends = [c for c in found if c + 1 not in members]
-    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in zip(starts, ends, strict=True)) + "]"
-
-
-def _phoneme_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
-    """Characters to ids, with the padding symbol at both ends; other characters are dropped."""
-    pad = vocabulary.tokens[0]
-    ids = {symbol: i for i, symbol in enumerate(vocabulary.tokens) if symbol}
-    tokenizer = RustTokenizer(models.WordLevel(ids, unk_token=pad))
-    others = "[^" + "".join(f"\\x{{{ord(c):x}}}" for c in ids) + "]"
-    steps: list[Any] = [normalizers.Lowercase()] if vocabulary.lower else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(others), "")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m:.)|\n"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="pad $A pad", pair="pad $A $B:0 pad", special_tokens=[{"id": "pad", "ids": [0], "tokens": [pad]}]
-    )
-    return tokenizer

@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import trainers
 
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer.normalizer import SPACE, Normalizer, check_text
-from albertkit.tokenizer.tokenizer_files import metaspace_words, set_bert_rules
+from albertkit.tokenizer.tokenizer_json import Step, bert_rules, metaspace_words, sequence, split, wordpiece_model
 from albertkit.tokenizer.vocabulary import MAX_TOKENS, SPECIALS, Vocabulary, wordpiece_vocabulary
 
 PUNCTUATION = r"[[\p{P}\p{S}]&&[^" + SPACE + "]]"  # with split_scripts, each is a separate token
@@ -37,10 +37,10 @@ def train_unigram(
     first = [*SPECIALS["unigram"], *("" if split_scripts else SEPARATE_SYMBOLS)]
     normalize = Normalizer(b"", lower, strip_accents, split_scripts)
     lines = (normalize(text)[0] for text in _checked(texts, vocab_size, len(first)))
-    tokenizer = RustTokenizer(models.Unigram())
     marks = "[" + "".join(f"\\x{{{ord(c):x}}}" for c in SEPARATE_SYMBOLS) + "]"
-    separate = pre_tokenizers.Split(Regex(PUNCTUATION if split_scripts else marks), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([metaspace_words(split_scripts), separate])
+    separate = split(PUNCTUATION if split_scripts else marks)
+    words = sequence("pretokenizers", [*metaspace_words(split_scripts), separate])
+    tokenizer = open_tokenizer({"type": "Unigram", "unk_id": None, "vocab": []}, {"pre_tokenizer": words})
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=first, unk_token="<unk>", show_progress=False
     )
@@ -68,7 +68,7 @@ def train_wordpiece(
     """
 
     def train_round(lines: Iterable[str], size: int, fixed: list[str]) -> list[str]:
-        tokenizer = set_bert_rules(RustTokenizer(models.WordPiece(unk_token="[UNK]")), lower, strip_accents)
+        tokenizer = open_tokenizer(wordpiece_model({}), bert_rules(lower, strip_accents))
         trainer = trainers.WordPieceTrainer(
             vocab_size=size, special_tokens=fixed, min_frequency=min_count, show_progress=False
         )
@@ -90,6 +90,11 @@ def train_wordpiece(
         file.seek(0)
         tokens = train_round(file, vocab_size, first + letters)
     return wordpiece_vocabulary(tokens, "the trained vocabulary", lower, strip_accents)
+
+
+def open_tokenizer(model: Step, rules: dict[str, Step]) -> RustTokenizer:
+    """A tokenizer of the library, with an empty model and the rules of a tokenizer.json."""
+    return RustTokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **rules, "model": model}))
 
 
 def _checked(texts: Iterable[str], vocab_size: int, specials: int) -> Iterator[str]:

@@ -1,29 +1,32 @@
 """Texts to tokens with a unigram model.
 
-In: texts. Out: the ids of each text, or a `TokenSpans` with offsets into the text. Before this file: `normalizer.py`
-and the model in the `tokenizers` library. After it: `tokenizer.py`.
+In: texts. Out: the ids of each text, or a `TokenSpans` with offsets into the text. Before this file: `normalizer.py`.
+After it: `tokenizer.py`.
 
-The tokens of a word do not depend on its neighbours, so `ids` normalises and tokenizes each distinct word once and
-caches the result. This is 1.5 to 5 times as fast as the library on whole texts.
+The tokens of a word do not depend on its neighbours, so `ids` normalises and tokenizes each distinct word once.
+Repeated words come from a cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple
+from itertools import chain, pairwise
+from typing import NamedTuple
 
-from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import models, pre_tokenizers
-
-from albertkit.tokenizer.normalizer import SPACE, Normalizer, Spans
-from albertkit.tokenizer.tokenizer_files import remove_bare_marks
+from albertkit.tokenizer.normalizer import LETTER, SPACE, Normalizer, Spans
 from albertkit.tokenizer.vocabulary import Vocabulary, is_digit_comma
 
 MAX_CACHED_BYTES = 24_000_000  # about 110,000 words
 WORD_BYTES = 210  # of a cached word beside its characters
-TEXTS_PER_STEP, WORDS_PER_CALL = 1024, 256
+TEXTS_PER_STEP = 1024
+MANY_CHARACTERS = 2_000  # of new words; for more it pays to know the longest token of each first character (4 ms)
+UNKNOWN_PENALTY = 10.0  # an unknown character has the lowest score minus this
+UNITS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")  # what is tokenized by itself: a "▁" and what follows it
+Found = dict[str, tuple[list[int], list[int]]]  # the ids of each unit, and where each token ends
+BARE_MARK = re.compile(f"{SPACE}(?!{LETTER})")
 
 
 class TokenSpans(NamedTuple):
@@ -48,15 +51,12 @@ class Unigram:
         self.vocabulary = vocabulary
         rules = (vocabulary.lower, vocabulary.strip_accents, vocabulary.split_scripts)
         self.normalize = Normalizer(vocabulary.charsmap, *rules)
-        names = vocabulary.tokens.copy()
+        self._found = vocabulary.ids.copy()
         for i in vocabulary.hidden:
-            names[i] = " " + names[i]  # no word contains a space, so "<pad>" in a text is ordinary text
-        model = models.Unigram(list(zip(names, vocabulary.scores, strict=True)), vocabulary.unk_id, False)
-        self._rust = RustTokenizer(model)  # puts "▁" before the text
-        self._rust_no_prefix = RustTokenizer(model)
-        steps: list[Any] = [pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
-        steps += [remove_bare_marks()] if vocabulary.split_scripts else []
-        self._rust.pre_tokenizer = pre_tokenizers.Sequence(steps)
+            del self._found[vocabulary.tokens[i]]  # "<pad>" in a text is ordinary text
+        self._longest = max(map(len, self._found), default=1)
+        self._longest_from: dict[str, int] = {}  # the same for tokens with a first character, if many words were found
+        self._unknown_score = min(vocabulary.scores) - UNKNOWN_PENALTY
         self._cache: dict[str, tuple[int, ...]] = {}
         self._cached_bytes = 0
 
@@ -76,55 +76,55 @@ class Unigram:
         """Add the words of some texts to the cache; returns it."""
         if self._cached_bytes > MAX_CACHED_BYTES:
             self._cache, self._cached_bytes = {}, 0  # another thread may still use the old one
-        cache, splits = self._cache, self._digit_comma_splits
+        cache = self._cache
         new = list(set().union(*texts).difference(cache))
         self._cached_bytes += sum(map(len, new)) + WORD_BYTES * len(new)
-        groups = [new[start : start + WORDS_PER_CALL] for start in range(0, len(new), WORDS_PER_CALL)]
-        normalized = [["" if SPACE in word else self.normalize(word)[0] for word in group] for group in groups]
-        joined = [" ".join(filter(None, group)) for group in normalized]
-        for words, word_texts, found in zip(groups, normalized, self._rust.encode_batch(joined), strict=True):
-            ids, numbers = found.ids, found.word_ids
-            starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1]] + [len(ids)]
-            at = 0
-            for word, text in zip(words, word_texts, strict=True):
-                end = at + text.count(" ") + 1 if text else at
-                word_ids = ids[starts[at] : starts[end]]
-                if "," in text and not splits.keys().isdisjoint(word_ids):
-                    word_ids = [part for i in word_ids for part in (splits[i][0] if i in splits else (i,))]
-                cache[word] = tuple(word_ids)
-                at = end
+        normalized = ["" if SPACE in word else self.normalize(word)[0] for word in new]
+        units = [[unit for _, unit in self._units(text)] for text in normalized]
+        found = self._find(chain.from_iterable(units))
+        for word, text, parts in zip(new, normalized, units, strict=True):
+            ids = [i for unit in parts for i in found[unit][0]]
+            cache[word] = tuple(self._split_commas(ids) if "," in text else ids)
         return cache
+
+    def _split_commas(self, ids: list[int]) -> list[int]:
+        """Ids with the digit-comma rule."""
+        splits = self.digit_comma_splits
+        return [part for i in ids for part in (splits[i][0] if i in splits else (i,))]
 
     def spans(self, texts: Sequence[str]) -> list[TokenSpans]:
         """The tokens of many texts with their offsets."""
         normalized = [self.normalize(text) for text in texts]
-        found = self._rust.encode_batch([text for text, _ in normalized])
-        return [self._map_offsets(e, text, spans) for e, (text, spans) in zip(found, normalized, strict=True)]
+        units = [self._units(text) for text, _ in normalized]
+        found = self._find(unit for text in units for _, unit in text)
+        return [self._map_offsets(text, u, found, spans) for u, (text, spans) in zip(units, normalized, strict=True)]
 
     def spans_inside_word(self, text: str) -> TokenSpans:
         """The tokens of a text that begins inside a word: the first has no "▁"."""
         normalized, spans = self.normalize(text)
         head, space, tail = normalized.partition(" ")
-        out = self._map_offsets(self._rust_no_prefix.encode(head), head, spans)
+        units, later = self._units(space + tail), None
+        found = self._find([head, *(unit for _, unit in units)])
+        out = self._map_offsets(head, [(0, head)], found, spans)
         if tail:
             later = spans[len(head) :] if spans else [(i, i + 1) for i in range(len(head), len(normalized))]
-            out.append(self._map_offsets(self._rust.encode(space + tail), space + tail, later), 0)
+            out.append(self._map_offsets(space + tail, units, found, later), 0)
         return out
 
-    def _map_offsets(self, found: Any, text: str, spans: Spans | None) -> TokenSpans:
-        """The library's result with offsets into the original text, without spaces, and the digit-comma rule."""
-        ids: list[int] = found.ids
-        offsets = [(a + 1, b) if text[a] == " " else (a, b) for a, b in found.offsets]
+    def _map_offsets(self, text: str, units: list[tuple[int, str]], found: Found, spans: Spans | None) -> TokenSpans:
+        """The tokens of units with offsets into the original text, without spaces, and the digit-comma rule."""
+        ids, offsets = _join_units(units, found)
+        offsets = [(a + 1, b) if text[a] == " " else (a, b) for a, b in offsets]
         space_id = self.vocabulary.ids.get(SPACE)
         if ids and ids[0] == space_id and text[0] != " ":
             offsets[0] = (0, 0)  # a "▁" before a separate symbol covers no character
         if spans is not None:
             offsets = [(spans[a][0], spans[b - 1][1] if b > a else spans[a][0]) for a, b in offsets]
-        if self._digit_comma_splits.keys().isdisjoint(ids):
+        if "," not in text or self.digit_comma_splits.keys().isdisjoint(ids):
             return TokenSpans(ids, offsets)
         out = TokenSpans([], [])
         for i, (start, stop) in zip(ids, offsets, strict=True):
-            part_ids, sizes = self._digit_comma_splits.get(i, ([i], [-1]))
+            part_ids, sizes = self.digit_comma_splits.get(i, ([i], [-1]))
             at = start
             for part_id, size in zip(part_ids, sizes, strict=True):
                 end = stop if size < 0 else max(at, min(at + size, stop - 1))
@@ -134,17 +134,72 @@ class Unigram:
         return out
 
     @cached_property
-    def _digit_comma_splits(self) -> dict[int, tuple[list[int], list[int]]]:
+    def digit_comma_splits(self) -> dict[int, tuple[list[int], list[int]]]:
         """For each token such as "▁2010,": the ids that replace it, and their lengths (-1: the rest)."""
         tokens, ids = self.vocabulary.tokens, self.vocabulary.ids
         table = {}
         for token_id, token in enumerate(tokens):
             if token.endswith(",") and is_digit_comma(token) and token_id not in self.vocabulary.hidden:
-                found = self._rust.encode(self.normalize(token[:-1].replace(SPACE, ""))[0])
-                parts = [tokens[i] for i in found.ids]
-                sizes = [0 if p == SPACE else b - a for p, (a, b) in zip(parts, found.offsets, strict=True)]
+                units = self._units(self.normalize(token[:-1].replace(SPACE, ""))[0])
+                found, offsets = _join_units(units, self._find(unit for _, unit in units))
+                parts = [tokens[i] for i in found]
+                sizes = [0 if p == SPACE else b - a for p, (a, b) in zip(parts, offsets, strict=True)]
                 if parts and token[0] != SPACE and parts[0][0] == SPACE:
                     parts[0] = parts[0][1:]
                 part_ids = [ids.get(p, self.vocabulary.unk_id or 0) for p in [*parts, ","] if p]
                 table[token_id] = (part_ids, [s for p, s in zip(parts, sizes, strict=True) if p] + [-1])
         return table
+
+    # The tokens of a normalised text -----------------------------------------------------------------------------
+
+    def _units(self, text: str) -> list[tuple[int, str]]:
+        """The parts of a text that are tokenized by themselves, each with its place. A "▁" is put before the text."""
+        marked, at = text.replace(" ", SPACE), 0
+        if marked and marked[0] != SPACE:
+            marked, at = SPACE + marked, -1
+        units = [(at + found.start(), found[0]) for found in UNITS.finditer(marked)]
+        if not self.vocabulary.split_scripts:
+            return units
+        return [(at + 1, unit[1:]) if BARE_MARK.match(unit) else (at, unit) for at, unit in units]
+
+    def _find(self, units: Iterable[str]) -> Found:
+        """The tokens of each distinct unit."""
+        new = list(dict.fromkeys(units))
+        if not self._longest_from and sum(map(len, new)) > MANY_CHARACTERS:
+            self._longest_from = {token[0]: len(token) for token in sorted(self._found, key=len) if token}
+        return {unit: self._best_tokens(unit) for unit in new}
+
+    def _best_tokens(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens with the highest sum of scores (Viterbi), and where each ends."""
+        find, scores, unknown, size = self._found.get, self.vocabulary.scores, self.vocabulary.unk_id or 0, len(text)
+        longest_from, longest = self._longest_from.get, self._longest
+        best, last, starts = [0.0] + [-math.inf] * size, [unknown] * (size + 1), [0] * (size + 1)  # at each end
+        for start in range(size):
+            here = best[start]
+            if text[start] not in self._found and here + self._unknown_score > best[start + 1]:
+                best[start + 1], last[start + 1], starts[start + 1] = here + self._unknown_score, unknown, start
+            for end in range(start + 1, min(start + longest_from(text[start], longest), size) + 1):
+                token = find(text[start:end])
+                if token is not None and here + scores[token] > best[end]:
+                    best[end], last[end], starts[end] = here + scores[token], token, start
+        ids: list[int] = []
+        ends: list[int] = []
+        end = size
+        while end:
+            start = starts[end]
+            while last[end] == last[start] == unknown and start:
+                start = starts[start]  # unknown characters side by side are one token
+            ids.append(find(text[start:end], unknown) if last[end] == unknown else last[end])
+            ends.append(end)
+            end = start
+        return ids[::-1], ends[::-1]
+
+
+def _join_units(units: list[tuple[int, str]], found: Found) -> tuple[list[int], Spans]:
+    """The ids of units side by side, and the characters of each token."""
+    ids: list[int] = []
+    spans: Spans = []
+    for at, unit in units:
+        ids += found[unit][0]
+        spans += [(max(at + start, 0), at + end) for start, end in pairwise((0, *found[unit][1]))]
+    return ids, spans

@@ -1,24 +1,20 @@
 """`Vocabulary`, the complete description of a tokenizer, and its readers for `spiece.model`, `vocab.txt` and symbols.
 
 In: a file or a list of symbols. Out: a `Vocabulary`; a damaged file raises `AlbertkitError` and nothing else.
-SentencePiece's files are read without its package. After this file: `tokenizer_files.py`, and `unigram.py`, which
-runs it.
+Before this file: `spiece_file.py`. After it: `tokenizer_files.py`, and `unigram.py`, which runs it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_file
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
+from albertkit.tokenizer.spiece_file import parse_spiece
 
 Kind = Literal["unigram", "wordpiece", "phoneme"]
 SPECIALS: dict[str, tuple[str, ...]] = {  # pad, unknown, cls, sep, mask: in the order of ALBERT's ids
@@ -80,17 +76,15 @@ def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
     """The vocabulary in a `spiece.model`."""
     data = read_bytes(path)
     try:
-        model = parse_spiece(data)
-        rows = [(token.text.decode(), token.score, token.type) for token in model.token]
-        tokens, scores, types = map(list, zip(*rows, strict=True))
+        model = parse_spiece(data, MAX_TOKENS)
+        tokens, scores, types = [text.decode() for text in model.texts], model.scores, model.types
         if "" in tokens or not (math.isfinite(sum(scores)) and max(map(abs, scores)) <= 1e6):
             raise ValueError("a token has no text or no usable score")
     except ValueError as error:  # UnicodeDecodeError is one
         raise AlbertkitError(f"{path} is not a SentencePiece model ({error}). Copy the original again.") from None
-    kind, spaces = model.trainer.model_type, model.normalizer
-    if kind != 1:
-        raise AlbertkitError(f"{path} is a model of type {kind}, not unigram (type 1). {USE_RIGHT_FILE}")
-    if not (spaces.dummy_prefix and spaces.extra_spaces and spaces.escape) or model.trainer.whitespace_suffix:
+    if model.model_type != 1:
+        raise AlbertkitError(f"{path} is a model of type {model.model_type}, not unigram (type 1). {USE_RIGHT_FILE}")
+    if not model.has_usual_spaces:
         raise AlbertkitError(f"{path} does not treat spaces as ALBERT does. {USE_RIGHT_FILE}")
     if not {1, 2, 3, 4}.issuperset(types):  # normal, unknown, control, user-defined
         raise AlbertkitError(
@@ -106,7 +100,7 @@ def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
         unk_id=types.index(2),
         lower=lower,
         strip_accents=not keep_accents,
-        charsmap=spaces.charsmap,
+        charsmap=model.charsmap,
         spiece=data,
     )
     return check_tokens(vocabulary, path)
@@ -148,58 +142,3 @@ def symbols_vocabulary(symbols: list[str], lower: bool = False) -> Vocabulary:
 def is_digit_comma(token: str) -> bool:
     """Whether ALBERT splits the comma off a token, such as "▁2010,"."""
     return token[-1:] == "," and token[-2:-1].isdigit()
-
-
-# SentencePiece's files ----------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _spiece_class() -> type[Message]:
-    """The part of SentencePiece's `ModelProto` that ALBERT needs; protobuf keeps all other fields of a file."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="spiece.proto", package="spiece", syntax="proto2")
-    fields = [  # message, name, number, type, default
-        ("Token", "text", 1, kinds.TYPE_BYTES, None),
-        ("Token", "score", 2, kinds.TYPE_FLOAT, None),
-        ("Token", "type", 3, kinds.TYPE_INT32, "1"),
-        ("Trainer", "model_type", 3, kinds.TYPE_INT32, "1"),
-        ("Trainer", "whitespace_suffix", 24, kinds.TYPE_BOOL, "false"),
-        ("Normalizer", "charsmap", 2, kinds.TYPE_BYTES, None),
-        ("Normalizer", "dummy_prefix", 3, kinds.TYPE_BOOL, "true"),
-        ("Normalizer", "extra_spaces", 4, kinds.TYPE_BOOL, "true"),
-        ("Normalizer", "escape", 5, kinds.TYPE_BOOL, "true"),
-    ]
-    messages = {name: file.message_type.add(name=name) for name in ("Token", "Trainer", "Normalizer", "Model")}
-    for message, name, number, kind, default in fields:
-        messages[message].field.add(name=name, number=number, type=kind, label=1, default_value=default)
-    for number, name in enumerate(("Token", "Trainer", "Normalizer"), 1):
-        label = kinds.LABEL_REPEATED if name == "Token" else kinds.LABEL_OPTIONAL
-        messages["Model"].field.add(
-            name=name.lower(), number=number, type=kinds.TYPE_MESSAGE, label=label, type_name=f".spiece.{name}"
-        )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("spiece.Model"))
-
-
-def parse_spiece(data: bytes) -> Message:
-    """The protobuf message in a `spiece.model`. Raises ValueError if it is invalid or has no tokens."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = _spiece_class().FromString(data)
-    except DecodeError as error:
-        raise ValueError(str(error)) from None
-    if not 0 < len(model.token) <= MAX_TOKENS:
-        raise ValueError(f"it contains no tokens or more than {MAX_TOKENS}")
-    return model
-
-
-def select_spiece_tokens(data: bytes, kept: Container[int]) -> bytes:
-    """The same model with the tokens of the ids in `kept` only; everything else is unchanged."""
-    old, new = parse_spiece(data), parse_spiece(data)
-    new.ClearField("token")
-    new.token.extend(token for i, token in enumerate(old.token) if i in kept)
-    return bytes(new.SerializeToString())

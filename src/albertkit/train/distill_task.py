@@ -311,7 +311,8 @@ class DistillTask(finetune.FinetuneTask):
         before = self.initial_model.metadata
         details = {name: value for name, value in before.details.items() if name != "early_exit"}
         metrics = {"held-out": metrics} if metrics else {}  # type: ignore[dict-item]
-        meta = dataclasses.replace(before, metrics=metrics, details=details, quantization=None)
+        depth = before.depth if self.is_trained else None
+        meta = dataclasses.replace(before, metrics=metrics, details=details, quantization=None, depth=depth)
         if self.distill.vectors:
             meta = dataclasses.replace(meta, task="embed", pooling=self.objective.pooling, normalize=True, prompts={})
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)

@@ -14,6 +14,7 @@ Next: `finetune_runs.py` trains for each seed; `finetune_task.py` is its task. `
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.interop.convert import open_model
-from albertkit.runtime.early_exit import EarlyExit
+from albertkit.runtime.early_exit import EarlyExit, last_exit_depth
 from albertkit.runtime.predict import predict
+from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
@@ -34,7 +36,7 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
 from albertkit.train.finetune_report import FinetuneResult
-from albertkit.train.finetune_runs import FinetuneJob, run_seeds
+from albertkit.train.finetune_runs import FAILURES, FinetuneJob, run_seeds
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.presets import FEW_EXAMPLES
 from albertkit.train.run_lock import lock_run
@@ -49,6 +51,10 @@ Log = Callable[[str], None]
 Option = str | float | bool | None
 
 
+def _no_log(text: str) -> None:
+    """The default of `log`. What must not be missed is then a warning."""
+
+
 def finetune(
     task: str,
     train: Examples,
@@ -58,7 +64,7 @@ def finetune(
     model: Path | str | None = None,
     settings: FinetuneSettings | None = None,
     head: HeadClass | None = None,
-    log: Log = lambda text: None,
+    log: Log = _no_log,
     **options: Option,
 ) -> FinetuneResult:
     """Fine-tune a model for a task, as `albertkit finetune` does. Call it again to resume.
@@ -89,8 +95,16 @@ def finetune(
     is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.is_frozen
     if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
         log(f"{len(parts['train'])} examples are few for training the whole model; --freeze may give better results")
+    if task == "classify" and reading.separator is not None and not settings.is_frozen:
+        task_options["separator"] = reading.separator
     with lock_run(Path(output)):
-        return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, head, **task_options)
+        done = finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, head, **task_options)
+    failed = next((run for run in done.runs if run.get("failed")), None)
+    if failed and log is _no_log:
+        warnings.warn(
+            f"the training {FAILURES[failed['failure']]}: {failed['failed']}. {failed['remedy']}", stacklevel=2
+        )
+    return done
 
 
 def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
@@ -193,10 +207,10 @@ def evaluate(
     model: Albert | Path | str,
     test: Examples,
     *,
-    depth: int | None = None,
+    depth: Depth | None = None,
     early_exit: EarlyExit = None,
     options: ReadOptions | None = None,
-    log: Log = lambda text: None,
+    log: Log = _no_log,
 ) -> EvaluationResult:
     """Measure a fine-tuned model on labelled examples: a file, or a list of `albertkit.tasks.examples`.
 
@@ -211,13 +225,15 @@ def evaluate(
         need("rouge_score", "generate", "measuring generated texts")
         need("sacrebleu", "generate", "measuring generated texts")
     if task == "classify" and options.kind == "auto" and options.separator is None:
-        options = dataclasses.replace(options, kind=albert.task.kind)
+        options = dataclasses.replace(options, kind=albert.task.kind, separator=albert.task.separator)
     examples = read_parts(task, {"test": test}, options, log)["test"]
     for text in check_known_labels(albert.task, examples):
         log(text)
+        if log is _no_log:
+            warnings.warn(text, stacklevel=2)
     results = predict(albert, examples, task, depth, early_exit)
     metrics = dict(albert.task.measure(results, examples))
     if early_exit is not None and results:
         metrics["mean_depth"] = sum(result.depth for result in results) / len(results)
-        metrics["speedup_in_layers"] = (depth or albert.depth) / metrics["mean_depth"]
+        metrics["speedup_in_layers"] = last_exit_depth(albert, depth) / metrics["mean_depth"]
     return EvaluationResult(len(examples), metrics)

@@ -261,8 +261,9 @@ class FinetuneTask:
             "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},
         }
         details = task_details(task, self.max_length)
-        if isinstance(task, ClassifyTask) and all(getattr(e, "pair", None) is not None for e in self.examples):
-            details["pairs"] = True  # `distill` must not use single texts
+        kinds = {getattr(e, "pair", None) is not None for e in self.examples}
+        if isinstance(task, ClassifyTask) and len(kinds) == 1:
+            details["pairs"] = kinds.pop()  # `distill` and predictions use texts of this kind only
         meta = dataclasses.replace(
             before,
             task=task_name(task),

@@ -60,7 +60,6 @@ def train_frozen_head(
         train = draw_shots(train, settings.shots, settings.seed)
     began = time.perf_counter()
     base = Albert(model)
-    check_training_texts(base.tokenizer, [example.text for example in train], settings.max_unknown)
     in_scope = [e for e in train if e.label != OUT_OF_SCOPE]
     out_of_scope = [e for e in train if e.label == OUT_OF_SCOPE]
     artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)
@@ -119,9 +118,10 @@ def fit_head(
     """
     if not all(isinstance(example.label, str) for example in examples):
         raise AlbertkitError("a head on frozen vectors needs one class per text. Fine-tune the whole model instead.")
-    settings = settings or FinetuneSettings(max_length=max(8, albert.max_tokens))
-    task = ClassifyTask.from_examples(examples, "single")
     _check_single_texts(examples)
+    settings = settings or FinetuneSettings(max_length=max(8, albert.max_tokens))
+    check_training_texts(albert.tokenizer, [e.text for e in (*examples, *out_of_scope)], settings.max_unknown)
+    task = ClassifyTask.from_examples(examples, "single")
     length = min(settings.max_length, albert.max_tokens)
     vectors = encode_texts(albert, examples, length)
     targets = np.array([task.target(example) for example in examples])
@@ -137,7 +137,7 @@ def fit_head(
     }
     step = {"step": "frozen classifier", "examples": len(examples), **head.details, "seed": settings.seed}
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
-    details |= {"reads": "vector", "max_length": length}
+    details |= {"reads": "vector", "pairs": False, "max_length": length}
     made = (*base.metadata.history, step)
     meta = dataclasses.replace(
         base.metadata, task="classify", labels=task.labels, history=made, quantization=None, details=details

@@ -108,7 +108,7 @@ def train(
 ) -> TrainResult:
     """Train until the budget is spent, in the folder `output`."""
     output = Path(output)
-    with process_group(settings.device) as processes, lock_run(output), stop_on_signals() as stop:
+    with process_group(settings.device, settings.precision) as processes, lock_run(output), stop_on_signals() as stop:
         run = TrainingRun(task, settings, output, processes, log if processes.is_main else lambda text: None)
         run.open(resume)
         run.train_log = TrainLog(output, settings, run.state.step, progress_bar) if processes.is_main else None

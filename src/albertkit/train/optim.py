@@ -102,14 +102,38 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrix: Tensor, rounds: int = 5) -> Tensor:
-    """Bring all singular values near 1, by a few steps of the Newton-Schulz polynomial."""
+    """Bring all singular values near 1, by a few steps of the Newton-Schulz polynomial.
+
+    A step is X ← P·X, where P is a polynomial of S = X·Xᵀ, so the next S is P·S·P. In float32, wide matrices are
+    multiplied once, by the product of all P. In bf16 this would lose the small singular values.
+    """
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     wide = x if x.shape[0] <= x.shape[1] else x.T
     wide = wide / wide.norm().clamp(min=1e-7)
-    for _ in range(rounds):
-        square = wide @ wide.T
-        wide = 3.4445 * wide + (-4.775 * square + 2.0315 * square @ square) @ wide
+    is_factored = not matrix.is_cuda and wide.shape[1] >= 2 * wide.shape[0]
+    wide = _factored_steps(wide, rounds) if is_factored else _plain_steps(wide, rounds)
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
+
+
+def _plain_steps(wide: Tensor, rounds: int) -> Tensor:
+    for _ in range(rounds):
+        wide = torch.addmm(wide, _polynomial(wide @ wide.T), wide, beta=3.4445)
+    return wide
+
+
+def _factored_steps(wide: Tensor, rounds: int) -> Tensor:
+    square, total = wide @ wide.T, None  # (rows, rows)
+    for number in range(rounds):
+        step = _polynomial(square)
+        step.diagonal().add_(3.4445)
+        total = step if total is None else step @ total
+        square = step @ square @ step if number < rounds - 1 else square
+    return wide if total is None else total @ wide
+
+
+def _polynomial(square: Tensor) -> Tensor:
+    """-4.775·S + 2.0315·S², of which a step adds the product with X to 3.4445·X."""
+    return torch.addmm(square, square, square, beta=-4.775, alpha=2.0315)
 
 
 def build_optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:

@@ -315,3 +315,16 @@ def test_csv_with_anything_in_its_cells(tmp_path, rows):
     assert [(t.replace("\r", "").strip(), y) for t, y in rows] == [
         (t.replace("\r", "").strip(), y) for t, _, y in found
     ]
+
+
+def test_quotes_in_tsv_are_named(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('文本\t标签\n"很好"\t好\n"很坏"\t坏\n"不错"\t好\n')
+    data = read_examples("classify", path)
+    assert data.examples[0].text == '"很好"'
+    assert [note for note in data.notes if "quotes" in note] == [
+        "most cells of column 1 '文本' are in double quotes, which are part of the text in tsv; "
+        "remove them, or save the file as .csv"
+    ]
+    path.write_text("文本\t标签\n很好\t好\n很坏\t坏\n")
+    assert not any("quotes" in note for note in read_examples("classify", path).notes)

@@ -1,5 +1,6 @@
 // Calls to the server that this page came from. Addresses are relative, so that it also works below a path of a proxy.
 
+import { answerHere, embedHere, isLocal } from "./local.js";
 import { t } from "./messages.js";
 
 /** What went wrong, as a sentence for people. */
@@ -24,14 +25,17 @@ export function useKey(given) {
 
 export const hasKey = () => key !== "";
 
+/** Headers that identify the user. */
+export const keyHeaders = () => (key ? { authorization: `Bearer ${key}` } : {});
+
 /** Where the server is, without a slash at the end. */
 export const base = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 
 /** Ask the server: {answer, compute, all}, times in milliseconds: of the engine, and until the answer was here. If the model cannot read a
  *  text, the signal gets the event "unreadable". */
 export async function ask(path, body, signal) {
-  const headers = { "content-type": "application/json" };
-  if (key) headers.authorization = `Bearer ${key}`;
+  if (isLocal()) return answerHere(path, body, signal);
+  const headers = { "content-type": "application/json", ...keyHeaders() };
   const began = performance.now();
   let response;
   try {
@@ -70,6 +74,7 @@ export function bytes(text) {
 
 /** Vectors of texts as Float32Arrays. */
 export async function vectors(model, texts, more, signal) {
+  if (isLocal()) return embedHere(model, texts, more, signal);
   const body = { model, input: texts, encoding_format: "base64", ...more };
   const { answer, compute, all } = await ask("v1/embeddings", body, signal);
   return { rows: answer.data.map((one) => new Float32Array(bytes(one.embedding).buffer)), compute, all };

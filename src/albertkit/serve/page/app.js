@@ -6,6 +6,7 @@ import { depth } from "./depth.js";
 import { el, roving } from "./dom.js";
 import { fill } from "./fill.js";
 import { explain } from "./explain.js";
+import { turnLocal } from "./local.js";
 import { search } from "./search.js";
 import { answer, classify, tag } from "./tasks.js";
 import { brief, otherLanguage, setLanguage, t, translate } from "./messages.js";
@@ -87,6 +88,7 @@ async function open() {
   notice.hidden = $("#gate").hidden = true;
   makeTabs();
   opened = true;
+  $("#local").disabled = false;
   words();
   const wanted = location.hash.slice(1);
   choose(tabs.has(wanted) ? wanted : "compare");
@@ -101,6 +103,19 @@ $("#language").addEventListener("click", () => { setLanguage(otherLanguage()); w
 $("#theme").addEventListener("click", () => {
   const wanted = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   dispatchEvent(new CustomEvent("theme-wanted", { detail: wanted }));
+});
+$("#local").addEventListener("change", async ({ target }) => {
+  const status = $("#local-status");
+  const say = (text) => { status.textContent = text; status.hidden = !text; };
+  target.disabled = true;
+  try {
+    say(await turnLocal(target.checked, served, say));
+  } catch (error) {
+    target.checked = false;
+    say(error.message);
+  }
+  target.disabled = false;
+  for (const tool of TOOLS) tool.again();
 });
 addEventListener("theme", () => { words(); for (const tool of TOOLS) tool.renew(); });
 matchMedia("(max-width: 60rem)").addEventListener("change", turn);

@@ -173,8 +173,9 @@ const spec = {
     const [tokens] = (await ask("tokenize", { inputs: [values.text], model: model.id }, signal)).answer;
     const short = tokens.length + values.pair.length / 2 <= MAX_TOKENS;
     const reply = await ask("explain", body(values, short ? "base64" : null), signal);
-    if (short) {
-      const packed = new Uint16Array(bytes(reply.answer.attention).buffer);
+    const { attention } = reply.answer;
+    if (attention) {
+      const packed = typeof attention === "string" ? new Uint16Array(bytes(attention).buffer) : attention;
       const n = reply.answer.tokens.length;
       const heads = model.heads;
       reply.attention = {

@@ -64,7 +64,7 @@ export function makeTool(spec) {
   const depth = () => (layers() === model().depth ? null : layers());
 
   function sayDepth() {
-    const full = model().depth;
+    const full = model().depths.at(-1) ?? model().depth;
     depthSaid.textContent = layers() === full ? t("depth.full", { layers: full }) : t("depth.of", { depth: layers(), layers: full });
     slider.setAttribute("aria-valuetext", depthSaid.textContent);
   }
@@ -191,6 +191,12 @@ export function makeTool(spec) {
       visited = true;
     },
     hide() { panel.hidden = true; },
+    /** After the switch between server and browser: results are computed again when they are next seen. */
+    again() {
+      if (!visited) return;
+      visited = !panel.hidden;
+      if (visited) run();
+    },
     /** After a change of language or theme. An example that nobody has edited follows the language. */
     renew() {
       const before = written;

@@ -19,6 +19,7 @@ from albertkit.errors import AlbertkitError, check_choice
 from albertkit.options import setting
 from albertkit.text_reader import (
     BOM,
+    ENCODING_REMEDY,
     TextFile,
     content_suffix,
     find_text_files,
@@ -38,10 +39,6 @@ JSON_BEGIN = re.compile(r"\s*[\[{]\s*($|[\[{\"}])")  # not a word that is a brac
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 SPACE, TEXT_END = re.compile(r"\s*"), re.compile(r"\Z")
 LIST_SPACE, LIST_END = re.compile(r"[\s,]*"), re.compile(r"\]\s*\Z")
-ENCODING_REMEDY = (
-    "convert the file from its encoding, such as  iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or "
-    "ISO-8859-1 (Western Europe)"
-)
 MAX_SHOWN = 5  # problems in one error
 FILE_LIMIT = 1 << 30  # decompressed bytes of a labelled file, which is kept in memory
 MAX_NAMES, MAX_CHARACTERS = 20, 2000  # of a list in an error

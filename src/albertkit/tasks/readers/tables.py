@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,7 +295,21 @@ def _cell_table(file: LabelledFile) -> Table:
         if len(cells) != width:
             remedy = fewer if len(cells) < width else more
             file.problems.add(line, f"{count_noun(len(cells), 'cell')} where {expected} {width}; {remedy}")
-    return Table(file.path, names, [row for row in rows if len(row[1]) == width])
+    table = Table(file.path, names, [row for row in rows if len(row[1]) == width])
+    if not is_csv:
+        file.notes.extend(_quote_notes(table))
+    return table
+
+
+def _quote_notes(table: Table) -> Iterator[str]:
+    """A note on each column of a tsv file in which most cells are in quotes."""
+    for column in range(table.width):
+        cells = [row[column].strip() for _, row in table.rows]
+        if 2 * sum(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells) > len(cells):
+            yield (
+                f"most cells of column {table.title(column)} are in double quotes, which are part of the text in tsv; "
+                "remove them, or save the file as .csv"
+            )
 
 
 def parse_number(value: object) -> float | None:

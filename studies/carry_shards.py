@@ -1,11 +1,12 @@
 """Shards from the machine that made them to the one that trains on them, in small files.
 
-    python studies/small-zh/carry_shards.py pack SHARDS PARTS       # one xz file per shard
-    python studies/small-zh/carry_shards.py unpack PARTS SHARDS     # the same folder, checked against its hashes
+    python studies/carry_shards.py pack SHARDS PARTS                # one xz file per shard, in PARTS/0, PARTS/1, …
+    python studies/carry_shards.py unpack PARTS/0 [PARTS/1 …] SHARDS    # the same folder, checked against its hashes
 
-The files may arrive in several turns: unpack restores the shards that are there. Word starts follow from the vocabulary
-and the ends of sentences, so only ids and lengths are packed: 47 M tokens take 56.7 MB instead of 101 MB. For
-vocabularies up to 32,768 tokens.
+Each folder of PARTS has at most 27 MB; the first has the held-out shards, the manifest and the tokenizer. They may arrive
+in several turns: unpack restores the shards that are there. Word starts follow from the vocabulary and the ends of
+sentences, so only ids and lengths are packed: 47 M tokens of Chinese take 56.7 MB instead of 101 MB. For vocabularies up
+to 32,768 tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
 from albertkit.artifact import digest  # noqa: E402
 from albertkit.data.document_tokenizer import word_start_table  # noqa: E402
@@ -27,6 +28,7 @@ from albertkit.data.shards import Shards, token_ids, word_bit  # noqa: E402
 from albertkit.tokenizer import Tokenizer  # noqa: E402
 
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1, "dict_size": 1 << 26}]
+LIMIT = 27_000_000  # bytes of a folder of parts
 ARRAYS = ("tokens", "sentences", "documents")
 
 
@@ -43,20 +45,28 @@ def pack_shard(shards: Path, parts: Path, name: str) -> int:
 
 def pack(shards: Path, parts: Path) -> None:
     """Write one file per shard, the manifest and the tokenizer."""
-    parts.mkdir(parents=True, exist_ok=True)
-    manifest = json.loads((shards / "manifest.json").read_text(encoding="utf-8"))
-    names = [entry["name"] for entries in manifest["splits"].values() for entry in entries]
-    with ProcessPoolExecutor() as pool:
-        sizes = list(pool.map(pack_shard, [shards] * len(names), [parts] * len(names), names))
-    shutil.copytree(shards / "tokenizer", parts / "tokenizer", dirs_exist_ok=True)
+    first = parts / "0"
+    shutil.copytree(shards / "tokenizer", first / "tokenizer", dirs_exist_ok=True)
     for name in ("manifest.json", "unigrams.npy"):
-        shutil.copy(shards / name, parts)
-    print(f"{len(names)} shards, {sum(sizes) / 1e6:.1f} MB")
+        shutil.copy(shards / name, first)
+    manifest = json.loads((shards / "manifest.json").read_text(encoding="utf-8"))
+    names = [entry["name"] for split in ("held-out", "train") for entry in manifest["splits"][split]]
+    with ProcessPoolExecutor() as pool:
+        sizes = list(pool.map(pack_shard, [shards] * len(names), [first] * len(names), names))
+    number, used = 0, sum(path.stat().st_size for path in first.rglob("*") if path.suffix != ".xz")
+    for name, size in zip(names, sizes, strict=True):
+        if used + size > LIMIT:
+            number, used = number + 1, 0
+        used += size
+        folder = parts / str(number)
+        folder.mkdir(exist_ok=True)
+        (first / f"{name}.xz").replace(folder / f"{name}.xz")
+    print(f"{len(names)} shards, {sum(sizes) / 1e6:.1f} MB in {number + 1} folders")
 
 
-def unpack_shard(parts: Path, shards: Path, entry: dict, starts: np.ndarray) -> None:  # type: ignore[type-arg]
+def unpack_shard(packed: Path, shards: Path, entry: dict, starts: np.ndarray) -> None:  # type: ignore[type-arg]
     """Write the arrays of one shard and compare them with their hashes."""
-    data = np.frombuffer(lzma.decompress((parts / f"{entry['name']}.xz").read_bytes()), np.uint16)
+    data = np.frombuffer(lzma.decompress(packed.read_bytes()), np.uint16)
     tokens, lengths = data[: entry["tokens"]].copy(), data[entry["tokens"] :]
     sentences = np.cumsum(lengths[: entry["sentences"]], dtype=np.uint32)
     documents = np.cumsum(lengths[entry["sentences"] :], dtype=np.uint32)
@@ -70,25 +80,31 @@ def unpack_shard(parts: Path, shards: Path, entry: dict, starts: np.ndarray) -> 
             raise SystemExit(f"{path} differs from the shard that was packed")
 
 
-def unpack(parts: Path, shards: Path) -> None:
+def unpack(parts: list[Path], shards: Path) -> None:
     """A corpus folder of the shards that have arrived."""
-    shutil.copytree(parts / "tokenizer", shards / "tokenizer", dirs_exist_ok=True)
-    shutil.copy(parts / "unigrams.npy", shards)
-    manifest = json.loads((parts / "manifest.json").read_text(encoding="utf-8"))
-    starts = word_start_table(Tokenizer.load(parts / "tokenizer"))
+    packed = {path.stem: path for folder in parts for path in folder.glob("*.xz")}
+    (first,) = {path.parent for folder in parts for path in folder.glob("manifest.json")}
+    shutil.copytree(first / "tokenizer", shards / "tokenizer", dirs_exist_ok=True)
+    shutil.copy(first / "unigrams.npy", shards)
+    manifest = json.loads((first / "manifest.json").read_text(encoding="utf-8"))
+    starts = word_start_table(Tokenizer.load(first / "tokenizer"))
     for split, entries in manifest["splits"].items():
-        arrived = [entry for entry in entries if (parts / f"{entry['name']}.xz").is_file()]
+        arrived = [entry for entry in entries if entry["name"] in packed]
         if arrived != entries[: len(arrived)]:
             raise SystemExit(f"shards of {split!r} must arrive in order")
         manifest["splits"][split] = arrived
+        files = [packed[entry["name"]] for entry in arrived]
         with ProcessPoolExecutor() as pool:
             count = len(arrived)
-            list(pool.map(unpack_shard, [parts] * count, [shards] * count, arrived, [starts] * count))
+            list(pool.map(unpack_shard, files, [shards] * count, arrived, [starts] * count))
     (shards / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     print(sum(len(shard.tokens) for shard in Shards.open(shards).split("train")), "training tokens")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("pack", "unpack"):
+    if len(sys.argv) < 4 or sys.argv[1] not in ("pack", "unpack"):
         raise SystemExit(__doc__)
-    {"pack": pack, "unpack": unpack}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    if sys.argv[1] == "pack":
+        pack(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        unpack([Path(folder) for folder in sys.argv[2:-1]], Path(sys.argv[-1]))

@@ -1,0 +1,48 @@
+/**
+ * Keeps the page, the model and onnxruntime-web in the browser, so that they work offline. It serves its own folder only.
+ * `albertkit export --web` writes the version; another version replaces all files.
+ *
+ * The headers isolate the page from other origins, as threads of WebAssembly require. They apply from the second visit.
+ */
+const VERSION = "VERSION_OF_THIS_EXPORT";
+const PREFIX = `albertkit ${self.registration.scope} `;
+const PAGE = ["./", "demo.js", "demo.css", "albertkit.js", "errors.js", "numbers.js", "search-index.js", "model/model.json"];
+const HEADERS = {
+  "Cross-Origin-Opener-Policy": "same-origin",
+  "Cross-Origin-Embedder-Policy": "require-corp",
+  "Cross-Origin-Resource-Policy": "same-origin",
+};
+
+self.addEventListener("install", (event) => {
+  self.skipWaiting();
+  event.waitUntil(Promise.all(PAGE.map((file) => fetchAndKeep(new Request(file, { cache: "no-cache" }), event))));
+});
+
+self.addEventListener("activate", (event) => event.waitUntil(activate()));
+
+async function activate() {
+  for (const name of await caches.keys())
+    if (name.startsWith(PREFIX) && name !== PREFIX + VERSION) await caches.delete(name);
+  await self.clients.claim();
+}
+
+self.addEventListener("fetch", (event) => {
+  const { request } = event;
+  if (request.method === "GET" && request.url.startsWith(self.registration.scope)) event.respondWith(answer(request, event));
+});
+
+async function answer(request, event) {
+  const cache = await caches.open(PREFIX + VERSION);
+  return (await cache.match(request, { ignoreSearch: true, ignoreVary: true })) ?? fetchAndKeep(request, event);
+}
+
+async function fetchAndKeep(request, event) {
+  const response = await fetch(request);
+  if (response.status !== 200 || response.type !== "basic" || response.redirected) return response;
+  const headers = new Headers(response.headers);
+  for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
+  const kept = new Response(response.body, { headers });
+  const cache = await caches.open(PREFIX + VERSION);
+  event.waitUntil(cache.put(request.url, kept.clone()).catch(() => {})); // a cut download is not kept
+  return kept;
+}
