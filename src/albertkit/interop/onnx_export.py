@@ -205,7 +205,8 @@ def build(stored: StoredModel, heads: tuple[str, ...], depth: int, settings: Exp
             for inner in range(config.inner_group_num):
                 name, local = f"{config.group_of(layer, depth)}.{inner}", config.options.local(layer)
                 b.prefix, ffn = f"group{name}.", config.ffn_of(layer, depth)
-                hidden, _ = graphs.layer(b, config, weights, f"encoder.groups.{name}", hidden, masked, local, ffn)
+                builder = graphs.LayerBuilder(b, config, weights, f"encoder.groups.{name}")
+                hidden, _ = builder.layer(hidden, masked, local, ffn)
     if config.options.pre_norm:
         b.prefix = "output."
         hidden = graphs.norm(b, config, weights, "encoder.output_norm", hidden)

@@ -104,9 +104,9 @@ def record_inputs(
     threads, max_level = cores(), machine_max_level()
     embedding = OnnxEmbedding(config, weights, threads, max_level)  # so that compiled layers change no quantized weight
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
-    watched = {
+    recorders = {
         (group, inner, ffn): open_graph(
-            graphs.watched_graph(config, weights, f"encoder.groups.{group}.{inner}", max_level, ffn),
+            graphs.calibration_graph(config, weights, f"encoder.groups.{group}.{inner}", max_level, ffn),
             threads,
         )
         for group in range(config.layer_groups)
@@ -114,7 +114,7 @@ def record_inputs(
         for ffn in range(config.ffn_count(group))
     }
     tokens = sum(len(row) for row in ids)
-    share = min(1.0, SAMPLE * len(watched) / (tokens * layers * inner_layers))
+    share = min(1.0, SAMPLE * len(recorders) / (tokens * layers * inner_layers))
     generator = np.random.default_rng(0)
     for batch in token_batches(ids):
         progress("recording activations")
@@ -124,8 +124,8 @@ def record_inputs(
             group, ffn = config.group_of(layer), config.ffn_of(layer)
             prefix = f"encoder.groups.{group}.{inner}"
             ffn_prefix = ffn_prefixes(prefix, config.ffn_count(group))[ffn]
-            fed = graphs.layer_feed(config, layer, hidden, batch.lengths)
-            result, *inputs = watched[group, inner, ffn].run(None, fed)
+            feed = graphs.layer_feed(config, layer, hidden, batch.lengths)
+            result, *inputs = recorders[group, inner, ffn].run(None, feed)
             chosen = inside & (generator.random(inside.shape) < share)
             yield LayerInputs(prefix, ffn_prefix, tuple(values[chosen] for values in inputs))
             hidden = result

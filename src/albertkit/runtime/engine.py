@@ -65,8 +65,8 @@ class OnnxLayers:
         """Hidden states (texts, length, H) after some of `depth` layers."""
         for layer in layers:
             for inner in range(self.config.inner_group_num):
-                fed = graphs.layer_feed(self.config, layer, hidden, lengths)
-                (hidden,) = self._session.run(None, fed | graphs.weight_choice(self.config, layer, inner, depth))
+                feed = graphs.layer_feed(self.config, layer, hidden, lengths)
+                (hidden,) = self._session.run(None, feed | graphs.weight_choice(self.config, layer, inner, depth))
         return hidden
 
 

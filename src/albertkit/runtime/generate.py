@@ -86,8 +86,8 @@ def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, max_l
         "MultiHeadAttention", query, b.node("Concat", keys, key, axis=1), b.node("Concat", values, value, axis=1),
         "", "", bias, num_heads=config.num_attention_heads,
     )  # fmt: skip
-    middle = graphs.attention_output(b, config, weights, prefix, context, hidden)
-    _, result = graphs.ffn_block(b, config, weights, prefix, middle)
+    layer = graphs.LayerBuilder(b, config, weights, prefix)
+    _, result = layer.ffn_block(prefix, layer.attention_output(context, hidden))
     return b.graph(result, ["texts", "new", config.hidden_size], [key, value])
 
 

@@ -9,6 +9,7 @@ activation function is shifted to be non-negative, to use all 8 bits; the next b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,23 +35,23 @@ def layer_graph(config: AlbertConfig, weights: Weights, prefixes: Sequence[str],
     With the option `window` there is an input `local` (`layer_feed`), with several layers or feed-forward parts `layer`
     and `ffn` (`weight_choice`). One session for all layers is faster than one for each, whose threads compete.
     """
-    b, (hidden, lengths, local) = layer_inputs(config, max_level)
+    b, inputs = layer_inputs(config, max_level)
     number = b.input("layer", TensorProto.INT64, []) if len(prefixes) > 1 else ""
     ffn: str | int = b.input("ffn", TensorProto.INT64, []) if config.options.ffn_groups else 0
 
     def make(place: int) -> str:
         b.prefix = f"{prefixes[place]}." if number else ""
-        return layer(b, config, weights, prefixes[place], hidden, lengths, local, ffn)[0]
+        return LayerBuilder(b, config, weights, prefixes[place]).layer(*inputs, ffn)[0]
 
     return b.graph(b.select(number, make, len(prefixes)), ["texts", "length", config.hidden_size])
 
 
-def watched_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, ffn: int) -> Graph:
+def calibration_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, ffn: int) -> Graph:
     """One layer with feed-forward part `ffn`, for calibration: the inputs of its four products are outputs, too."""
-    b, (hidden, lengths, local) = layer_inputs(config, max_level)
-    result, (mixed, context, *others) = layer(b, config, weights, prefix, hidden, lengths, local, ffn)
-    more = [mixed, expand_low_rank(b, config, weights, prefix, context), *others]
-    return b.graph(result, ["texts", "length", config.hidden_size], more)
+    b, inputs = layer_inputs(config, max_level)
+    layer = LayerBuilder(b, config, weights, prefix)
+    result, (mixed, context, *others) = layer.layer(*inputs, ffn)
+    return b.graph(result, ["texts", "length", config.hidden_size], [mixed, layer.expand_low_rank(context), *others])
 
 
 def layer_inputs(config: AlbertConfig, max_level: int) -> tuple[Builder, tuple[str, str, str | bool]]:
@@ -73,55 +74,135 @@ def weight_choice(config: AlbertConfig, layer: int, inner: int, depth: int) -> d
 
 def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs of a layer's graph for layer number `layer` (from 0)."""
-    fed = {"hidden": hidden, "lengths": lengths}
+    feed = {"hidden": hidden, "lengths": lengths}
     window = config.options.window
     if window:  # a text within one window needs no mask
-        fed["local"] = np.array(config.options.local(layer) and hidden.shape[1] > window + 1)
-    return fed
+        feed["local"] = np.array(config.options.local(layer) and hidden.shape[1] > window + 1)
+    return feed
 
 
-def layer(
-    b: Builder,
-    config: AlbertConfig,
-    weights: Weights,
-    prefix: str,
-    hidden: str,
-    mask: str,
-    local: str | bool = False,
-    ffn: str | int = 0,
-) -> tuple[str, list[str]]:
-    """One layer over `hidden` (texts, length, H): its result, and the inputs of its four products in `MATRIX_INPUTS`.
+@dataclass(frozen=True)
+class LayerBuilder:
+    """Adds the nodes of one layer to a graph. The names of the layer's weights begin with `prefix`."""
 
-    local: whether tokens attend inside the window only, or the name of a bool input. ffn: the feed-forward part, or the
-    name of an input, where the inputs of its products are not known.
-    """
-    normed = input_norm(b, config, weights, f"{prefix}.attention_norm", hidden)
-    mixed, bias = input_product(b, config, weights, prefix, normed)
-    if config.options.has_attention_options:
-        context = attend_with_options(b, config, weights, prefix, b.node("Add", mixed, bias), mask, local)
-    else:
-        context = b.attend(mixed, bias, mask, config.num_attention_heads, config.head_size)
-    middle = attention_output(b, config, weights, prefix, context, hidden)
-    inputs, result = choose_ffn(b, config, weights, prefix, middle, ffn)
-    return result, [normed, context, *inputs]
+    b: Builder
+    config: AlbertConfig
+    weights: Weights
+    prefix: str
+
+    def layer(self, hidden: str, mask: str, local: str | bool = False, ffn: str | int = 0) -> tuple[str, list[str]]:
+        """The layer over `hidden` (texts, length, H): its result, and the inputs of its four products in
+        `MATRIX_INPUTS`.
+
+        local: whether tokens attend inside the window only, or the name of a bool input. ffn: the feed-forward part, or
+        the name of an input, where the inputs of its products are not known.
+        """
+        b, config = self.b, self.config
+        normed = input_norm(b, config, self.weights, f"{self.prefix}.attention_norm", hidden)
+        mixed, bias = input_product(b, config, self.weights, self.prefix, normed)
+        if config.options.has_attention_options:
+            context = self.attend_with_options(b.node("Add", mixed, bias), mask, local)
+        else:
+            context = b.attend(mixed, bias, mask, config.num_attention_heads, config.head_size)
+        middle = self.attention_output(context, hidden)
+        inputs, result = self.choose_ffn(middle, ffn)
+        return result, [normed, context, *inputs]
+
+    def attention_output(self, context: str, hidden: str) -> str:
+        """The end of the first half: the output product, its sum with the layer's input, and LayerNorm (post-LN)."""
+        b, config, weights, name = self.b, self.config, self.weights, f"{self.prefix}.attention"
+        products = ("output_down", "output") if config.options.output_rank else ("output",)
+        out = context
+        for product in products:
+            weight = weights[f"{name}.{product}.weight"]
+            if config.options.low_rank and product == products[0]:  # for heads of width d_a
+                plain = as_float(weight).reshape(-1, config.num_attention_heads, config.value_size)
+                narrow = (plain @ as_float(weights[f"{name}.low.lift"])).reshape(len(plain), -1)
+                weight = quantize_rows(narrow) if isinstance(weight, QuantizedMatrix) else narrow
+            out = b.product(out, product, weight)
+        bias = b.weight("attention.output.bias", as_float(weights[f"{name}.output.bias"]))
+        return sum_norm(b, config, weights, f"{name}_norm", b.node("Add", out, bias), hidden)
+
+    def choose_ffn(self, hidden: str, ffn: str | int) -> tuple[tuple[str, ...], str]:
+        """The second half with the feed-forward part `ffn`, a number or the name of an input."""
+        if f"{self.prefix}.ffn.up.weight" in self.weights:
+            return self.ffn_block(self.prefix, hidden)
+
+        def block(number: int) -> tuple[tuple[str, ...], str]:
+            outer, self.b.prefix = self.b.prefix, f"{self.b.prefix}ffn{number}."
+            made = self.ffn_block(f"{self.prefix}.ffn_groups.{number}", hidden)
+            self.b.prefix = outer
+            return made
+
+        if isinstance(ffn, int):
+            return block(ffn)
+        return (), self.b.select(ffn, lambda number: block(number)[1], self.config.ffns_per_group)
+
+    def ffn_block(self, prefix: str, hidden: str) -> tuple[tuple[str, ...], str]:
+        """The second half with the weights of `prefix`: the inputs of its up and down products, and its result."""
+        b, config, weights = self.b, self.config, self.weights
+        normed = input_norm(b, config, weights, f"{prefix}.ffn_norm", hidden)
+        names = ("gate", "up") if config.options.gated_ffn else ("up",)
+        up = b.product(normed, "up", stack_rows([weights[f"{prefix}.ffn.{name}.weight"] for name in names]))
+        first, *gated = b.split(up, 2) if config.options.gated_ffn else [up]
+        biases = [b.weight(f"ffn.{name}.bias", as_float(weights[f"{prefix}.ffn.{name}.bias"])) for name in names]
+        wide = b.activation(config.hidden_act, first, biases[0])
+        for other in gated:
+            wide = b.node("Mul", wide, b.node("Add", other, biases[1]))
+        down = weights[f"{prefix}.ffn.down.weight"]
+        down_bias = as_float(weights[f"{prefix}.ffn.down.bias"])
+        floor = None
+        if isinstance(down, QuantizedMatrix) and not gated:
+            floor = LOWEST[config.hidden_act]
+            if floor:  # the bias compensates for adding `floor` to every input
+                wide = b.node("Add", wide, b.constant(floor, np.float32))
+                rows = down.values.sum(axis=1, dtype=np.int64) * down.scale
+                down_bias = (down_bias - floor * rows).astype(np.float32)
+        narrow = b.product(wide, "down", down, floor)
+        narrow = b.node("Add", narrow, b.weight("ffn.down.bias", down_bias))
+        return (normed, wide), sum_norm(b, config, weights, f"{prefix}.ffn_norm", narrow, hidden)
+
+    # Attention beyond canonical ALBERT. `model/optional_modules.py` is the same in torch, with the formulas. Low-rank
+    # matrices are multiplied into their neighbours when the graph is built, so attention runs with narrow heads; 8-bit
+    # matrices are rounded again.
+
+    def expand_low_rank(self, context: str) -> str:
+        """The input of the stored output matrix: heads expanded from low rank, (texts, length, A)."""
+        b, config = self.b, self.config
+        if not config.options.low_rank:
+            return context
+        heads = config.num_attention_heads
+        narrow = b.node("Reshape", context, b.constant([0, 0, heads, config.context_size], np.int64))
+        lift = b.transpose("low.lift", as_float(self.weights[f"{self.prefix}.attention.low.lift"]))
+        wide = b.constant([0, 0, heads * config.value_size], np.int64)
+        return b.node("Reshape", b.node("MatMul", narrow, lift), wide)
+
+    def attend_with_options(self, mixed: str, mask: str, local: str | bool) -> str:
+        """Attention over the input product with its biases: (texts, length, rows) → (texts, length, heads · size)."""
+        b, config = self.b, self.config
+        heads, key_heads, sizes = config.num_attention_heads, config.key_heads, (config.score_size, config.context_size)
+        query, key, value = b.split(mixed, [heads * sizes[0], key_heads * sizes[0], key_heads * sizes[1]])
+        if key_heads != heads:
+            repeats = b.constant([1, 1, heads], np.int64)
+            key, value = b.node("Tile", key, repeats), b.node("Tile", value, repeats)
+        theta = ""
+        if config.options.attention_bias:
+            theta = theta_scores(b, config, as_float(self.weights[f"{self.prefix}.attention.theta"]), query)
+
+        def attend_all() -> str:
+            return b.attend_parts((query, key, value), mask, heads, sizes, theta)
+
+        def attend_window() -> str:
+            outside = outside_window(b, config.options.window, query)
+            extra = b.node("Add", theta, outside) if theta else outside
+            return b.attend_parts((query, key, value), mask, heads, sizes, extra)
+
+        if isinstance(local, str):  # one session, with each weight once, for both kinds of layers
+            return b.choose(local, attend_window, attend_all)
+        return attend_window() if local else attend_all()
 
 
-def choose_ffn(
-    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str, ffn: str | int
-) -> tuple[tuple[str, ...], str]:
-    """The second half of a layer with the feed-forward part `ffn`, a number or the name of an input."""
-    if f"{prefix}.ffn.up.weight" in weights:
-        return ffn_block(b, config, weights, prefix, hidden)
-
-    def block(number: int) -> tuple[tuple[str, ...], str]:
-        outer, b.prefix = b.prefix, f"{b.prefix}ffn{number}."
-        made = ffn_block(b, config, weights, f"{prefix}.ffn_groups.{number}", hidden)
-        b.prefix = outer
-        return made
-
-    if isinstance(ffn, int):
-        return block(ffn)
-    return (), b.select(ffn, lambda number: block(number)[1], config.ffns_per_group)
+# Parts of a layer ------------------------------------------------------------------------------------------------
 
 
 def input_norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str) -> str:
@@ -160,47 +241,6 @@ def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | Quanti
     )
 
 
-def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str, hidden: str) -> str:
-    """The end of a layer's first half: the output product, its sum with the layer's input, and LayerNorm (post-LN)."""
-    names = ("output_down", "output") if config.options.output_rank else ("output",)
-    out = context
-    for name in names:
-        weight = weights[f"{prefix}.attention.{name}.weight"]
-        if config.options.low_rank and name == names[0]:  # for heads of width d_a
-            plain = as_float(weight).reshape(-1, config.num_attention_heads, config.value_size)
-            made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(len(plain), -1)
-            weight = quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
-        out = b.product(out, name, weight)
-    bias = b.weight("attention.output.bias", as_float(weights[f"{prefix}.attention.output.bias"]))
-    return sum_norm(b, config, weights, f"{prefix}.attention_norm", b.node("Add", out, bias), hidden)
-
-
-def ffn_block(
-    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str
-) -> tuple[tuple[str, ...], str]:
-    """The second half of a layer: the inputs of its up and down products, and its result."""
-    normed = input_norm(b, config, weights, f"{prefix}.ffn_norm", hidden)
-    names = ("gate", "up") if config.options.gated_ffn else ("up",)
-    up = b.product(normed, "up", stack_rows([weights[f"{prefix}.ffn.{name}.weight"] for name in names]))
-    first, *gated = b.split(up, 2) if config.options.gated_ffn else [up]
-    biases = [b.weight(f"ffn.{name}.bias", as_float(weights[f"{prefix}.ffn.{name}.bias"])) for name in names]
-    wide = b.activation(config.hidden_act, first, biases[0])
-    for other in gated:
-        wide = b.node("Mul", wide, b.node("Add", other, biases[1]))
-    down = weights[f"{prefix}.ffn.down.weight"]
-    down_bias = as_float(weights[f"{prefix}.ffn.down.bias"])
-    floor = None
-    if isinstance(down, QuantizedMatrix) and not gated:
-        floor = LOWEST[config.hidden_act]
-        if floor:  # the bias compensates for adding `floor` to every input
-            wide = b.node("Add", wide, b.constant(floor, np.float32))
-            rows = down.values.sum(axis=1, dtype=np.int64) * down.scale
-            down_bias = (down_bias - floor * rows).astype(np.float32)
-    narrow = b.product(wide, "down", down, floor)
-    narrow = b.node("Add", narrow, b.weight("ffn.down.bias", down_bias))
-    return (normed, wide), sum_norm(b, config, weights, f"{prefix}.ffn_norm", narrow, hidden)
-
-
 def sum_norm(b: Builder, config: AlbertConfig, weights: Weights, name: str, x: str, skip: str) -> str:
     """LayerNorm of x + skip, or with the option `pre_norm` their sum. (onnxruntime's one operator for this, with the
     bias, is four times slower than the three.)
@@ -216,11 +256,6 @@ def norm_graph(config: AlbertConfig, weights: Weights) -> Graph:
     return b.graph(norm(b, config, weights, "encoder.output_norm", x), ["n", config.hidden_size])
 
 
-# Attention beyond canonical ALBERT -------------------------------------------------------------------------------
-# `model/optional_modules.py` is the same in torch, with the formulas. Low-rank matrices are multiplied into their
-# neighbours when the graph is built, so attention runs with narrow heads; 8-bit matrices are rounded again.
-
-
 def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
     """A matrix whose rows are multiplied, head by head, by `matrix` (narrow, wide)."""
     plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
@@ -229,42 +264,6 @@ def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> 
         return made
     small = quantize_rows(made)
     return QuantizedMatrix(small.values, small.scale, weight.smooth)
-
-
-def expand_low_rank(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str) -> str:
-    """The input of the stored output matrix: heads expanded from low rank, (texts, length, A)."""
-    if not config.options.low_rank:
-        return context
-    heads = config.num_attention_heads
-    narrow = b.node("Reshape", context, b.constant([0, 0, heads, config.context_size], np.int64))
-    lift = b.transpose("low.lift", as_float(weights[f"{prefix}.attention.low.lift"]))
-    return b.node("Reshape", b.node("MatMul", narrow, lift), b.constant([0, 0, heads * config.value_size], np.int64))
-
-
-def attend_with_options(
-    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, mixed: str, mask: str, local: str | bool
-) -> str:
-    """Attention over the input product with its biases: (texts, length, rows) → (texts, length, heads · size)."""
-    heads, few, sizes = config.num_attention_heads, config.key_heads, (config.score_size, config.context_size)
-    query, key, value = b.split(mixed, [heads * sizes[0], few * sizes[0], few * sizes[1]])
-    if few != heads:
-        repeats = b.constant([1, 1, heads], np.int64)
-        key, value = b.node("Tile", key, repeats), b.node("Tile", value, repeats)
-    theta = ""
-    if config.options.attention_bias:
-        theta = theta_scores(b, config, as_float(weights[f"{prefix}.attention.theta"]), query)
-
-    def attend_all() -> str:
-        return b.attend_parts((query, key, value), mask, heads, sizes, theta)
-
-    def attend_window() -> str:
-        outside = outside_window(b, config.options.window, query)
-        extra = b.node("Add", theta, outside) if theta else outside
-        return b.attend_parts((query, key, value), mask, heads, sizes, extra)
-
-    if isinstance(local, str):  # one session, with each weight once, for both kinds of layers
-        return b.choose(local, attend_window, attend_all)
-    return attend_window() if local else attend_all()
 
 
 def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str) -> str:

@@ -130,7 +130,7 @@ class Builder:
         return self.weight(name, as_float(weight))
 
     def product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix, floor: float | None = None) -> str:
-        """x · Wᵀ. `floor`: x was at least -floor, and was shifted up by floor (see `graph.ffn_block`)."""
+        """x · Wᵀ. `floor`: x was at least -floor, and was shifted up by floor (see `graph.LayerBuilder.ffn_block`)."""
         if isinstance(weight, np.ndarray):
             return self.node("MatMul", x, self.transpose(name, weight))
         middle = (self.max_level + 1) // 2  # zero point of signed numbers
