@@ -16,7 +16,7 @@ from torch import nn
 from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata, read_artifact, write_artifact
 from albertkit.compress.quantize import quantize
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, short_reason
 from albertkit.interop.convert import open_model
 from albertkit.interop.layouts import export_layout
 from albertkit.model import AlbertModel
@@ -265,3 +265,9 @@ def test_what_left_the_files_leaves_the_index(folder, tmp_path):
     (notes / "c.txt").write_text("birds sing\n")
     done = json.loads(cli("index", notes, "-o", index, "--json").stdout)
     assert done["deleted"] == 1 and done["total"] == 1
+
+
+def test_reason_of_an_error_without_text_is_its_type():
+    assert short_reason(MemoryError()) == "MemoryError"
+    assert short_reason(ValueError("first\nsecond")) == "first"
+    assert short_reason(OSError(28, "No space left")) == "No space left"

@@ -66,6 +66,12 @@ def check_keys(what: str, keys: Iterable[str], known: Collection[str], where: st
             raise AlbertkitError(f"unknown {what} {key!r}{where}{nearest(key, known)}; correct its name or remove it")
 
 
+def short_reason(error: Exception) -> str:
+    """The first line of an error of another library, to quote in ours."""
+    reason = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(reason).splitlines()[0][:200]
+
+
 def need(module: str, extra: str, purpose: str) -> ModuleType:
     """Import an optional dependency, or raise an error with the pip command that installs it.
 

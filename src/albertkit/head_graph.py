@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, short_reason
 from albertkit.file_io import read_file
 from albertkit.onnx_model import GraphProto, ModelProto, NodeProto, TensorProto, make_external_tensor
 from albertkit.onnx_session import open_session
@@ -195,5 +195,5 @@ class HeadSession:
         try:
             return compute()
         except Exception as error:  # onnxruntime has a class for each of its error codes
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            reason = short_reason(error)
             raise _refusal(self.file, f"cannot be computed by onnxruntime ({reason})") from None

@@ -23,7 +23,7 @@ from albertkit.runtime.calibration import MIN_TEXTS, calibrate, fit, fit_line, l
 from albertkit.runtime.early_exit import (
     ExitCalibration,
     ExitRule,
-    LayerWalk,
+    EarlyExitRunner,
     parse_early_exit,
     read_depths,
     risk_limits,
@@ -182,7 +182,7 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
     given_examples = examples(task, data.draw(st.integers(1, 25), label="texts"), data.draw(st.integers(0, 99)))
     features = task_features(model, given_examples, task)
     judge = UncertaintyEstimator(model.task, features, given_examples)
-    walk = LayerWalk(model, rule, lambda h, n: read_heads(model, h, n), judge)
+    walk = EarlyExitRunner(model, rule, lambda h, n: read_heads(model, h, n), judge)
     found = walk.run([f.ids for f in features], [f.segments for f in features])
     for unit, example in enumerate(given_examples):
         scores, depth = alone(model, task, rule, example)

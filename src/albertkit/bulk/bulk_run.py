@@ -24,7 +24,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.bulk.engines import run_local
-from albertkit.bulk.object_store import find_inputs, is_intact, locate, open_output, short_reason
+from albertkit.bulk.object_store import find_inputs, is_intact, locate, open_output
 from albertkit.bulk.part_files import choose_format
 from albertkit.bulk.parts import WorkPart, get_part, plan_parts
 from albertkit.bulk.worker import (
@@ -38,7 +38,7 @@ from albertkit.bulk.worker import (
     hash_model,
     part_name,
 )
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, short_reason
 from albertkit.file_io import add_checksum, take_checksum
 from albertkit.folder_replace import LOCK, lock_file
 from albertkit.runtime.torch_engine import check_device, check_precision

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from albertkit.albert import Albert
 from albertkit.bulk.worker import BulkJob, check_model
 from albertkit.data.document_tokenizer import follow_parent
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, short_reason
 from albertkit.runtime.packed_texts import OutputRequest, PackedOutputs, PackedTexts
 from albertkit.runtime.torch_engine import TorchEngine
 
@@ -55,9 +54,9 @@ def compile_errors() -> Iterator[None]:
     except AlbertkitError:
         raise
     except Exception as error:
-        reason = str(error).strip().split("\n")[0][:200]
         raise AlbertkitError(
-            f"torch cannot compile the layers: {reason}. Set TORCH_COMPILE_DISABLE=1 to run without, at lower speed."
+            f"torch cannot compile the layers: {short_reason(error)}. Set TORCH_COMPILE_DISABLE=1 to run "
+            "without, at lower speed."
         ) from None
 
 
@@ -91,8 +90,7 @@ def device_process(job: BulkJob) -> Iterator[str]:
 
 def _serve(pipe: Connection, job: BulkJob) -> None:
     """The process of the device: one thread for each worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
-    threading.Thread(target=follow_parent, daemon=True).start()
+    follow_parent()
     # group sizes vary; fixed segments would be freed and reallocated all the time
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     try:

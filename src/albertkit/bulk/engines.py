@@ -11,7 +11,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import signal
 import threading
 import traceback
 import warnings
@@ -29,7 +28,7 @@ from albertkit.bulk.device import DeviceClient, device_process, open_outputs
 from albertkit.bulk.parts import WorkPart
 from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
 from albertkit.data.document_tokenizer import follow_parent
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, need, short_reason
 from albertkit.runtime.packed_texts import OutputRequest, PackedOutputs, PackedTexts
 
 MAX_ATTEMPTS = 4  # per part
@@ -118,15 +117,13 @@ def _receive(pipe: Connection) -> PartResult | None:
 
 def _work(pipe: Connection, job: BulkJob) -> None:
     """The loop of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
-    threading.Thread(target=follow_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
+    follow_parent()
     result: Any
     worker: PartWorker | None = None
     while True:
         try:
             part = pipe.recv()
-            worker = worker or open_worker(job)
+            worker = worker or _open_worker(job)
             result = worker(part)
         except (EOFError, OSError):
             return
@@ -137,7 +134,7 @@ def _work(pipe: Connection, job: BulkJob) -> None:
         pipe.send(result)
 
 
-def open_worker(job: BulkJob) -> PartWorker:
+def _open_worker(job: BulkJob) -> PartWorker:
     """A worker of this machine, connected to the device of the job."""
     return PartWorker(job, DeviceClient(job.device_address, job.options.device) if job.device_address else None)
 
@@ -161,9 +158,8 @@ def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).split("\n")[0][:200]
         raise AlbertkitError(
-            f"Ray cannot be reached at {address or 'this machine'}: {reason}. Check --address."
+            f"Ray cannot be reached at {address or 'this machine'}: {short_reason(error)}. Check --address."
         ) from None
     try:
         yield ray
@@ -175,7 +171,6 @@ class PartActor:
     """A `PartWorker` in a Ray process. It returns our errors, since Ray treats a raised one as a dead worker."""
 
     def __init__(self, job: BulkJob, outputs: PackedOutputs | None = None) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
         self.job, self.outputs = job, outputs
         self.worker: PartWorker | None = None
 

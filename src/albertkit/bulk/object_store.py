@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from albertkit.bulk.storage import ArrowStorage, FileEntry, LocalStorage, Storage
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, need, short_reason
 from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, TextFile, format_of
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -168,10 +168,6 @@ def is_intact(storage: Storage, target: str, checksum: str) -> bool:
     except OSError:
         return False
     return expected == checksum_line(found.hexdigest(), posixpath.basename(target))
-
-
-def short_reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).split("\n")[0][:160]
 
 
 def _unreadable(name: str, error: OSError) -> AlbertkitError:

@@ -43,7 +43,7 @@ from albertkit.data.shards import (
     write_array,
     write_json,
 )
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, short_reason
 from albertkit.text_reader import TextFile, check_text_column, find_text_files
 from albertkit.tokenizer import Tokenizer
 
@@ -123,9 +123,8 @@ def build_corpus(
                 raise
         corpus_folder.delete_resume_log(folder)
     except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise AlbertkitError(
-            f"writing {folder} failed: {reason}. Fix this, then rerun the command to resume after "
+            f"writing {folder} failed: {short_reason(error)}. Fix this, then rerun the command to resume after "
             "the last finished shard."
         ) from None
     return BuildResult(Shards(folder, tokenizer.vocab_size, manifest), was_complete=False, was_resumed=was_resumed)

@@ -242,14 +242,17 @@ def _load_tokenizer(tokenizer: Path, settings: CorpusSettings) -> DocumentTokeni
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # other workers use the other cores
+    follow_parent()
     gc.disable()  # there are no reference cycles, and garbage collection takes a tenth of the time
-    threading.Thread(target=follow_parent, daemon=True).start()
 
 
 def follow_parent() -> None:
-    """End this process when its parent has ended."""
+    """In a worker process: let the parent handle Ctrl-C, and end when it has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

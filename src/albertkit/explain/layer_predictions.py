@@ -28,7 +28,12 @@ from albertkit.explain.explain_input import (
     task_example,
 )
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind, last_exit_depth
+from albertkit.runtime.early_exit import (
+    available_exit_depths,
+    calibrated_kind,
+    last_exit_depth,
+    stored_calibration,
+)
 from albertkit.runtime.early_exit import read_depths as read_outputs
 from albertkit.runtime.embed import VectorConvergence, pool, unit_length
 from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
@@ -36,7 +41,7 @@ from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.runtime.runtime_model import RuntimeModel, trained_depths
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
-from albertkit.tasks.confidence import UncertaintyEstimator
+from albertkit.tasks.confidence import UncertaintyEstimator, prediction_of
 from albertkit.tasks.tag import IntentResult
 from albertkit.unreadable_text import find_unreadable, report_unreadable
 
@@ -144,14 +149,9 @@ def first_choice(prediction: Prediction) -> object:
     """What is compared between depths: class, words, spans, position, or a cosine to two digits."""
     if isinstance(prediction, list):
         return [words[0].word for words in prediction]
-    if isinstance(prediction, Classification):
-        return round(prediction.label, 2) if isinstance(prediction.label, float) else prediction.label
     if isinstance(prediction, AnswerResult):
         return prediction.start, prediction.end
-    if prediction is None or isinstance(prediction, float):
-        return prediction if prediction is None else round(prediction, 2)
-    spans = [(span.start, span.end, span.label) for span in prediction.spans]
-    return getattr(prediction, "intent", None), spans
+    return prediction_of(prediction, digits=2)
 
 
 def summarize(prediction: Prediction) -> PredictionSummary:
@@ -186,20 +186,20 @@ def trace_early_exit(
     """
     last = last_exit_depth(albert, None)
     exit_depths = [depth for depth in available_exit_depths(albert) if depth < last]
-    judge: Any
+    estimator: UncertaintyEstimator | VectorConvergence
     if example is None:
         rows, row_segments = [list(ids)], [list(segments)]
-        judge, kind = VectorConvergence([[0]], [len(ids)]), "cosine"
+        estimator, kind = VectorConvergence([[0]], [len(ids)]), "cosine"
     else:
         features = task_features(albert, [example], albert.metadata.task)
         rows, row_segments = [f.ids for f in features], [f.segments for f in features]
-        judge, kind = UncertaintyEstimator(albert.task, features, [example]), albert.task.uncertainty_measure
+        estimator, kind = UncertaintyEstimator(albert.task, features, [example]), albert.task.uncertainty_measure
     depths = [*exit_depths, last]
     states = read_outputs(albert, rows, row_segments, depths, partial(_read_rows, albert, example))
     uncertainty: list[float | None] = []
     previous = None
     for depth in depths:
-        (value,) = judge.uncertainty([0], states[depth], previous)
+        (value,) = estimator.uncertainty([0], states[depth], previous)
         uncertainty.append(float(value) if np.isfinite(value) else None)
         previous = states[depth]
     is_calibrated = kind == calibrated_kind(albert)
@@ -211,11 +211,10 @@ def calibrated_exit_depth(
     albert: RuntimeModel, exit_depths: Sequence[int], uncertainty: Sequence[float | None]
 ) -> int | None:
     """Where `early_exit="99%"` exits; None if the model is not calibrated, or not for as much agreement."""
-    stored = albert.metadata.details.get("early_exit")
-    if stored is None:
-        return None
     try:
-        calibration = ExitCalibration.from_dict(stored)
+        calibration = stored_calibration(albert.metadata)
+        if calibration is None:
+            return None
         limits = dict(zip(calibration.exit_depths, calibration.limits(AGREEMENT), strict=True))
     except AlbertkitError:
         return None

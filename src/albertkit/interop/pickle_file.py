@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, short_reason
 from albertkit.file_io import file_size, open_weights
 from albertkit.interop.pickle_interpreter import (
     MAX_VALUES,
@@ -53,8 +53,9 @@ def open_pickle(path: Path) -> Iterator[dict[str, Any]]:
                 "dict only."
             ) from None
         except (OSError, MemoryError, zipfile.BadZipFile, NotImplementedError, *PICKLE_ERRORS) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-            raise AlbertkitError(f"{path} is not a complete PyTorch file: {reason}. Copy the model again.") from None
+            raise AlbertkitError(
+                f"{path} is not a complete PyTorch file: {short_reason(error)}. Copy the model again."
+            ) from None
         yield data
 
 

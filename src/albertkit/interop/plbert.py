@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.artifact import Artifact, ArtifactMetadata, load_weights
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, short_reason
 from albertkit.file_io import file_size, open_weights
 from albertkit.interop.huggingface import WORD_TABLE, encoder_prefix, from_state_dict
 from albertkit.interop.pickle_file import open_pickle
@@ -126,7 +126,7 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
     except AlbertkitError:
         raise
     except (OSError, ValueError, MemoryError) as error:
-        raise AlbertkitError(f"{path} is not a readable ONNX file: {str(error).splitlines()[0][:160]}") from None
+        raise AlbertkitError(f"{path} is not a readable ONNX file: {short_reason(error)}") from None
     return tensors, max(uses, 1)
 
 
@@ -152,9 +152,8 @@ def _stored(path: Path, tensor: TensorProto, transpose: bool = False) -> StoredT
         try:
             array = tensor.array()
         except (ValueError, OverflowError, MemoryError) as error:
-            reason = str(error).splitlines()[0][:160]
             raise AlbertkitError(
-                f"{path}: tensor {tensor.name!r} is damaged ({reason}). Copy the file again."
+                f"{path}: tensor {tensor.name!r} is damaged ({short_reason(error)}). Copy the file again."
             ) from None
         return array.T.copy() if transpose else array
 

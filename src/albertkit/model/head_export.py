@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from albertkit import head_graph
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, need, short_reason
 from albertkit.head_graph import HEAD_OPSET, INPUTS, HeadSession
 from albertkit.onnx_model import ModelProto
 from albertkit.weights import CUSTOM_HEADS, TOKEN_HEADS
@@ -60,7 +60,7 @@ def _torch_export(module: nn.Module, hidden: Tensor, mask: Tensor) -> bytes:
                 dynamic_axes={name: {0: "texts", 1: "length"} for name in INPUTS},
             )
         except Exception as error:  # the exporter raises errors of many classes
-            raise _refusal(module, f"torch cannot export it to ONNX ({_first_line(error)})") from error
+            raise _refusal(module, f"torch cannot export it to ONNX ({short_reason(error)})") from error
         return (Path(scratch) / "head.onnx").read_bytes()
 
 
@@ -81,10 +81,6 @@ def check_module(name: str, module: nn.Module) -> None:
 
 def _refusal(module: nn.Module, reason: str) -> AlbertkitError:
     return AlbertkitError(f"the head {type(module).__name__} cannot be stored: {reason}. {REMEDY}.")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _with_distinct_weights(module: nn.Module) -> nn.Module:
@@ -145,7 +141,7 @@ def _scores(name: str, module: nn.Module, hidden: Tensor, mask: Tensor, outputs:
         with torch.no_grad():
             found = module(hidden, mask)
     except Exception as error:  # of any class: this is code of the user
-        raise _refusal(module, f"its forward fails for {tuple(mask.shape)} tokens ({_first_line(error)})") from error
+        raise _refusal(module, f"its forward fails for {tuple(mask.shape)} tokens ({short_reason(error)})") from error
     check_scores(name, module, found, mask, outputs)
     return np.asarray(found.numpy(), np.float32)
 

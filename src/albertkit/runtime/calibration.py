@@ -34,6 +34,7 @@ from albertkit.runtime.early_exit import (
     available_exit_depths,
     read_depths,
     risk_limits,
+    stored_calibration,
 )
 from albertkit.runtime.embed import VectorConvergence, combine_windows, embed_options, pooled_reader, split_texts
 from albertkit.runtime.predict import read_heads, task_features
@@ -92,9 +93,9 @@ def depth_to_compare(config: AlbertConfig, metadata: ArtifactMetadata) -> int:
     """The depth whose results early exits should give: that of an earlier calibration, that for which the heads of a
     task were trained, or all layers for vectors.
     """
-    calibrated = metadata.details.get("early_exit")
-    if calibrated is not None:
-        return ExitCalibration.from_dict(calibrated).depth
+    calibration = stored_calibration(metadata)
+    if calibration is not None:
+        return calibration.depth
     of_heads = metadata.depth if metadata.task in TASKS else None
     return of_heads or config.num_hidden_layers
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from albertkit.artifact import ArtifactMetadata
 from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import group_by_length, pad_batch
 from albertkit.runtime.runtime_model import Depth, RuntimeModel, trained_depths
@@ -167,15 +168,22 @@ def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: Depth | None, k
 
 def last_exit_depth(model: RuntimeModel, depth: Depth | None) -> int:
     """The depth at which all remaining texts exit: `depth`, else the calibrated one, else the model's default."""
-    stored = model.metadata.details.get("early_exit")
-    if depth is None and stored is not None and model.depth == model.check_depth(model.metadata.depth):
-        return ExitCalibration.from_dict(stored).depth
+    if depth is None and model.depth == model.check_depth(model.metadata.depth):
+        calibration = stored_calibration(model.metadata)
+        if calibration is not None:
+            return calibration.depth
     return model.layers_to_apply(depth)
 
 
+def stored_calibration(metadata: ArtifactMetadata) -> ExitCalibration | None:
+    """The calibration in `albertkit.json`, if the model has one."""
+    stored = metadata.details.get("early_exit")
+    return None if stored is None else ExitCalibration.from_dict(stored)
+
+
 def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitCalibration:
-    stored = model.metadata.details.get("early_exit")
-    if stored is None:
+    calibration = stored_calibration(model.metadata)
+    if calibration is None:
         raise AlbertkitError(
             f"early_exit={early_exit!r} needs a calibration, but this model has none. "
             f"Run  albertkit calibrate MODEL DEV  (or albertkit elastic, which also trains shallow depths)"
@@ -185,7 +193,7 @@ def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitC
             f"early_exit={early_exit!r} was calibrated for this model's results ({model.metadata.task}), not for its "
             f"vectors. Choose cosine:NUMBER, or depth"
         )
-    return ExitCalibration.from_dict(stored)
+    return calibration
 
 
 def agreement_rule(calibration: ExitCalibration, share: float, compares_depths: bool) -> ExitRule:
@@ -219,9 +227,9 @@ def parse_early_exit(early_exit: EarlyExit) -> tuple[str, float]:
 
 def available_exit_depths(model: RuntimeModel) -> tuple[int, ...]:
     """Depths at which texts may exit: those of the calibration, those the model was distilled for, or every one."""
-    stored = model.metadata.details.get("early_exit")
-    if stored is not None:
-        return ExitCalibration.from_dict(stored).exit_depths
+    calibration = stored_calibration(model.metadata)
+    if calibration is not None:
+        return calibration.exit_depths
     return tuple(depth for depth in trained_depths(model.config, model.metadata) if depth != model.depth)
 
 
@@ -245,7 +253,7 @@ class HiddenBatch:
 
 
 @dataclass(frozen=True)
-class LayerWalk:
+class EarlyExitRunner:
     """Runs features through the layers, with an exit rule.
 
     After the layers between two exit depths, the heads are computed and confident texts exit. The texts left in

@@ -18,7 +18,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
+from albertkit.runtime.early_exit import EarlyExitRunner, ExitRule, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
 from albertkit.runtime.packed_texts import OutputRequest, PackedTexts
 from albertkit.runtime.prompts import prompt_text
@@ -181,7 +181,7 @@ def embed_texts(
             yield from embed_windows(model, windows, options)
         else:
             confidence = VectorConvergence(windows.by_text, windows.lengths, options.pooling)
-            stats = LayerWalk(model, rule, pooled_reader(model, options.pooling), confidence).run(windows.ids)
+            stats = EarlyExitRunner(model, rule, pooled_reader(model, options.pooling), confidence).run(windows.ids)
             if on_exit is not None:
                 for depth in stats.depths.tolist():
                     on_exit(depth)

@@ -16,7 +16,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, check_finite
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule
+from albertkit.runtime.early_exit import EarlyExit, EarlyExitRunner, ExitStats, exit_rule
 from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.packed_texts import OutputRequest, PackedOutputs, PackedTexts
 from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
@@ -165,7 +165,7 @@ def exit_scores(
     task_depth(model, depth)  # raises if the depth is not available
     rule = exit_rule(model, early_exit, depth, task.uncertainty_measure)
     confidence = UncertaintyEstimator(task, features, examples)
-    walk = LayerWalk(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
+    walk = EarlyExitRunner(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
     stats = walk.run([f.ids for f in features], [f.segments for f in features])
     check_finite("scores", stats.outputs)
     if len(confidence.units) == len(examples):

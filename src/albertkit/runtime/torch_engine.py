@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError, check_choice, need
+from albertkit.errors import AlbertkitError, check_choice, need, short_reason
 from albertkit.runtime.batching import TOKEN_BUDGET, TokenBatch
 from albertkit.runtime.graph import Weights
 from albertkit.runtime.graph_builder import as_float
@@ -95,7 +95,7 @@ class TorchEngine:
         try:
             self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device, self.dtype)
         except (RuntimeError, AssertionError) as error:
-            raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
+            raise AlbertkitError(f"torch cannot use device {device!r}: {short_reason(error)}") from None
         self.token_budget = GPU_TOKENS if self.is_gpu else TOKEN_BUDGET
         self._lock = Lock()
 

@@ -59,7 +59,6 @@ def serve(
     """
     settings = settings or ServeSettings()
     configure_logging()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the engine uses the processors; threads do not survive a fork
     raise_file_limit()
     use_one_heap()
     if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():

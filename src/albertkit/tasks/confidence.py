@@ -137,14 +137,13 @@ def results_agree(task: Task, results: Sequence[Any], full: Sequence[Any]) -> np
     if task.kind == "regression":
         deviation = getattr(task, "std", 1.0) / getattr(task, "score_scale", 1.0)
         return np.array([abs(a.label - b.label) for a, b in pairs]) <= MAX_DIFFERENCE * deviation
-    return np.array([_prediction_of(a) == _prediction_of(b) for a, b in pairs], bool)
+    return np.array([prediction_of(a) == prediction_of(b) for a, b in pairs], bool)
 
 
-def _prediction_of(result: object) -> Hashable:
-    """The prediction of a result, without its probabilities."""
+def prediction_of(result: object, digits: int | None = None) -> object:
+    """The prediction of a result, without its probabilities; a value is rounded to `digits`."""
     if hasattr(result, "spans"):
         return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)
-    for name in ("index", "label"):
-        if hasattr(result, name):
-            return getattr(result, name)
-    return getattr(result, "text", None)
+    name = next((name for name in ("index", "goal", "label", "text") if hasattr(result, name)), None)
+    prediction = result if name is None else getattr(result, name)
+    return round(prediction, digits) if isinstance(prediction, float) and digits is not None else prediction

@@ -22,9 +22,10 @@ import numpy as np
 from scipy.special import logsumexp
 
 from albertkit.tasks.choose import ChooseTask
+from albertkit.tasks.confidence import prediction_of
 from albertkit.tasks.tag import TagTask
 from albertkit.tasks.task import IGNORE_INDEX
-from albertkit.train.finetune_report import correct_answer, predicted_answer
+from albertkit.train.finetune_report import correct_answer
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.train_settings import TrainSettings
 
@@ -171,7 +172,7 @@ def _predicts_the_same(run: FinetuneTask) -> bool:
     if isinstance(run.task, ChooseTask):  # among equal choices the argmax is random and looks like a prediction
         rows = [result.probabilities for result in run.results]
         return statistics.fmean(max(row) - min(row) for row in rows) < EQUAL_CHOICES
-    return len({repr(predicted_answer(result, digits=4)) for result in run.results}) == 1
+    return len({repr(prediction_of(result, digits=4)) for result in run.results}) == 1
 
 
 def _predicts_the_mean(run: FinetuneTask) -> bool:

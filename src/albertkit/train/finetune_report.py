@@ -17,8 +17,8 @@ import numpy as np
 
 from albertkit.artifact import Artifact
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
+from albertkit.tasks.confidence import prediction_of
 from albertkit.tasks.examples import ChoiceExample, Example, TaggedExample
-from albertkit.tasks.task import TaskResult
 
 MAX_ERRORS = 20
 MAX_COLUMNS = 8  # metrics in the line of mean and spread over seeds
@@ -100,7 +100,7 @@ def errors_table(run: EvaluatedRun) -> list[str]:
     for example, result in zip(run.dev, run.results, strict=True):
         if isinstance(example, TaggedExample) and not hasattr(result, "intent"):  # a task of entities only
             example = dataclasses.replace(example, intent=None)
-        correct, predicted = correct_answer(example), predicted_answer(result)
+        correct, predicted = correct_answer(example), prediction_of(result, digits=2)
         if correct is not None and correct != predicted:
             answers = (_readable(correct, example), _readable(predicted, example))
             rows.append((_error_size(example, result), example, *answers))
@@ -134,7 +134,7 @@ def _cell(value: object, most: int = 60) -> str:
 
 
 def correct_answer(example: Example) -> object:
-    """The label of an example, in a form that compares with `predicted_answer`."""
+    """The label of an example, in a form that compares with `prediction_of`."""
     if isinstance(example, TaggedExample):
         return example.intent, tuple((s.start, s.end, s.label) for s in example.spans)
     if hasattr(example, "answers"):
@@ -147,19 +147,6 @@ def correct_answer(example: Example) -> object:
         return dict(example.state)
     label = getattr(example, "label", None)
     return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
-
-
-def predicted_answer(result: TaskResult, digits: int = 2) -> object:
-    """The prediction of a result without its confidence; values are rounded to `digits`."""
-    if hasattr(result, "spans"):
-        return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)
-    if hasattr(result, "index"):
-        return result.index
-    if hasattr(result, "goal"):
-        return result.goal
-    if hasattr(result, "label"):
-        return round(result.label, digits) if isinstance(result.label, float) else result.label
-    return getattr(result, "text", result)
 
 
 def _error_size(example: Any, result: Any) -> float:
