@@ -42,7 +42,7 @@ def share_of_peak(tokens_per_second: float, work: pretrain.PretrainTask, device:
     """The operations of a training at this speed, as a share of those of large matrix products on the device."""
     config = work.config
     output_layer = 2 * config.embedding_size * (config.hidden_size + config.vocab_size)
-    forward = operations(config, work.length)["total"] + work.goals.mask_ratio * output_layer
+    forward = operations(config, work.length)["total"] + work.pretrain.mask_ratio * output_layer
     return tokens_per_second * 3 * forward / measure_peak_flops(device)
 
 

@@ -156,14 +156,14 @@ def test_the_best_start_is_kept_and_not_the_last(start, tmp_path, monkeypatch):
 
     def once(job, seed, factor, log):
         result = SimpleNamespace(model=tmp_path, metrics={"f1": next(scores)})
-        return finetune_runs.Start(
+        return finetune_runs.Attempt(
             SimpleNamespace(selection_metric="f1"), result, failure, {"seed": seed, "rate": factor}
         )  # type: ignore[arg-type]
 
     monkeypatch.setattr(finetune_runs, "_run_once", once)
     said: list[str] = []
     job = SimpleNamespace(settings=dataclasses.replace(QUICK, restarts=2))
-    kept = finetune_runs._run_until_stable(job, 7, said.append)  # type: ignore[arg-type]
+    kept = finetune_runs._run_with_restarts(job, 7, said.append)  # type: ignore[arg-type]
     assert kept.score == 0.206 and kept.summary["seed"] == 1007 and kept.summary["collapsed"] == 2
     assert len(said) == 3 and "no restart is left" in said[-1]
 

@@ -10,6 +10,7 @@ import pytest
 
 from albertkit.config import preset
 from albertkit.train.presets import preset_learning_rate, preset_optimizer, preset_schedule, preset_steps
+from albertkit.train.train_settings import FinetuneSettings
 
 RESULTS = Path(__file__).parent.parent.parent / "studies" / "results"
 CURVES = RESULTS / "curves.jsonl"
@@ -45,28 +46,28 @@ def test_presets_are_within_ten_percent_of_the_best_measured_setting():
 @pytest.mark.parametrize("task", ["classify", "tag", "intent", "dialogue", "answer", "choose", "match", "generate"])
 @pytest.mark.parametrize("examples", [10, 100, 499, 3000, 50_000, 1_000_000])
 def test_every_preset_has_enough_steps_and_the_old_epochs(task, examples):
-    schedule = preset_schedule(task, examples, preset("small"))
+    schedule = preset_schedule(task, examples, preset("small"), FinetuneSettings())
     assert schedule.steps(examples) >= (400 if task in ("answer", "choose", "match", "generate") else 800)
     assert schedule.epochs >= 2 and 8 <= schedule.batch_size <= 32
 
 
 def test_few_epochs_make_the_batch_smaller_unless_it_was_passed():
     small = preset("small")
-    few = preset_schedule("tag", 900, small, epochs=3)
+    few = preset_schedule("tag", 900, small, FinetuneSettings(epochs=3))
     assert (few.batch_size, few.epochs, few.steps(900)) == (4, 3, 675)
-    assert preset_schedule("tag", 900, small).steps(900) == 1600
-    assert preset_schedule("tag", 900, small, epochs=3, batch_size=32).batch_size == 32
-    assert preset_schedule("classify", 100_000, small, epochs=1).batch_size == 32
-    many = preset_schedule("classify", 1000, small, batch_size=64)
+    assert preset_schedule("tag", 900, small, FinetuneSettings()).steps(900) == 1600
+    assert preset_schedule("tag", 900, small, FinetuneSettings(epochs=3, batch_size=32)).batch_size == 32
+    assert preset_schedule("classify", 100_000, small, FinetuneSettings(epochs=1)).batch_size == 32
+    many = preset_schedule("classify", 1000, small, FinetuneSettings(batch_size=64))
     assert many.steps(1000) == 1200  # half the steps, and as many examples
-    assert preset_schedule("classify", 1000, small, learning_rate=5e-4).learning_rate == 5e-4
+    assert preset_schedule("classify", 1000, small, FinetuneSettings(learning_rate=5e-4)).learning_rate == 5e-4
 
 
 def test_muon_is_the_preset_where_it_was_measured():
     small, base = preset("small"), preset("base")
     assert preset_optimizer("tag", small) == "muon" and preset_learning_rate(small, "muon") == 2e-4
     assert preset_optimizer("tag", base) == preset_optimizer("answer", small) == "adamw"
-    assert preset_schedule("tag", 900, small, optimizer="adamw").learning_rate == 1e-4
+    assert preset_schedule("tag", 900, small, FinetuneSettings(optimizer="adamw")).learning_rate == 1e-4
 
 
 def test_the_preset_optimizer_beats_adamw_on_the_measured_sets():

@@ -23,7 +23,14 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.loop import TrainingRun
-from albertkit.train.pretrain import PretrainObjective, PretrainTask, consistency_loss, fit, specials, tensors
+from albertkit.train.pretrain import (
+    PretrainObjective,
+    PretrainTask,
+    consistency_loss,
+    fit_vocabulary,
+    masking_ids,
+    rows_to_device,
+)
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from tests.conftest import tiny
 
@@ -75,7 +82,7 @@ def test_the_loss_equals_transformers(bench, corpus):
     """The same masked ids through AlbertForPreTraining, in train mode: sums of both losses, and which words are right."""
     transformers = pytest.importorskip("transformers")
     tokenizer = corpus.tokenizer()
-    config = fit(tiny(), tokenizer)
+    config = fit_vocabulary(tiny(), tokenizer)
     torch.manual_seed(0)
     plain = {k: v for k, v in config.to_dict().items() if k != "model_type"}
     theirs = transformers.AlbertForPreTraining(transformers.AlbertConfig(**plain, attn_implementation="eager"))
@@ -84,11 +91,11 @@ def test_the_loss_equals_transformers(bench, corpus):
     fitted, weights = from_state_dict(state, config.to_dict())
     ours = AlbertModel.from_artifact(Artifact(fitted, weights))
     goals = PretrainSettings(lengths="32")
-    objective = PretrainObjective(ours, specials(tokenizer), goals).train()
+    objective = PretrainObjective(ours, masking_ids(tokenizer), goals).train()
     pairs = RowStream(corpus.split("train"), 32, seed=3).take(20)
     key = masking.random_key(1, 4, CPU)
-    loss, sums = objective(*tensors(pairs, CPU), key, masking.to_device(0, CPU))
-    asked = masking.mask_rows(*tensors(pairs, CPU), key, 0, specials(tokenizer), goals.mask_ratio)
+    loss, sums = objective(*rows_to_device(pairs, CPU), key, masking.to_device(0, CPU))
+    asked = masking.mask_rows(*rows_to_device(pairs, CPU), key, 0, masking_ids(tokenizer), goals.mask_ratio)
     labels = torch.full((asked.ids.numel(),), -100)
     labels[asked.positions[asked.words >= 0]] = asked.words[asked.words >= 0]
     out = theirs.train()(asked.ids, token_type_ids=asked.segments)
@@ -117,7 +124,7 @@ def test_word_scores_are_computed_at_masked_tokens_alone(bench, monkeypatch):
     work.objective.train()(*part)
     rows = 16 * 16
     assert tokens == rows and len(seen[0].logits) == len(seen[0].positions) < rows / 2
-    asked = masking.mask_rows(*part[:4], 0, specials(work.tokenizer), 0.15)
+    asked = masking.mask_rows(*part[:4], 0, masking_ids(work.tokenizer), 0.15)
     assert torch.equal(seen[0].positions, asked.positions)
     assert len(seen[0].logits) <= int(16 * 13 * 0.15 * 1.03) + 64
 
@@ -227,7 +234,7 @@ def test_consistency_adds_its_weight_to_the_loss(bench):
         random_weights(work.model)
         [part], _ = work.next_batch(0, 0.0, ALONE)
         losses[weight] = work.objective.train()(*part)
-        asked = masking.mask_rows(*part, specials(work.tokenizer))
+        asked = masking.mask_rows(*part, masking_ids(work.tokenizer))
         layers = work.model(Batch.unpad(asked.ids, segments=asked.segments), keep_layers=True).encoded.layers
     assert work.metric_names[-1] == "consistency_loss" and len(layers) == 3
     value = consistency_loss(layers[1:]).item()
@@ -253,7 +260,7 @@ def test_scaled_embeddings_are_the_same_in_torch_and_in_the_runtime(corpus, tmp_
     texts = ["one cat dog cow .", "two dog cow hen pig . three cow"]
     vectors = {}
     for scaled in (False, True):
-        config = fit(tiny(options=Options(scale_embedding=scaled, brightmart_layout=brightmart)), tokenizer)
+        config = fit_vocabulary(tiny(options=Options(scale_embedding=scaled, brightmart_layout=brightmart)), tokenizer)
         model = AlbertModel(config, {"mlm": build_head("mlm", config)})
         random_weights(model)
         model.eval()

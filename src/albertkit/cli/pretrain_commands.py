@@ -178,9 +178,9 @@ def default_budget(function: cli.Function) -> cli.Function:
 @resume_option
 @cli.option("--dry-run", is_flag=True, help="Print the training plan and stop.")
 @default_budget
-@cli.settings_options(settings=TrainSettings, goals=PretrainSettings)
+@cli.settings_options(settings=TrainSettings, pretrain_settings=PretrainSettings)
 def pretrain(
-    shards: Path, output: Path, settings: TrainSettings, goals: PretrainSettings, **values: cli.OptionValue
+    shards: Path, output: Path, settings: TrainSettings, pretrain_settings: PretrainSettings, **values: cli.OptionValue
 ) -> None:
     """Pre-train a model on SHARDS, the folder that `albertkit corpus` wrote.
 
@@ -200,16 +200,17 @@ def pretrain(
     from albertkit.artifact import read_artifact
     from albertkit.builtin import resolve
     from albertkit.train.loop import train
-    from albertkit.train.pretrain import PretrainTask, describe
+    from albertkit.train.pretrain import PretrainTask, training_plan
 
     start = read_artifact(resolve(values["model"])) if values["model"] else None
     if start and values["options"]:
         raise AlbertkitError("--option was passed with --model: a model keeps its own options. Omit one of the two.")
     config = start.config if start else read_shape(values["shape"], values["options"])
-    task = PretrainTask(shards, config, settings, goals, start)
+    task = PretrainTask(shards, config, settings, pretrain_settings, start)
     if values["dry_run"]:
         rows = [
-            (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in describe(task).items()
+            (name, f"{value:,}" if isinstance(value, int) else str(value))
+            for name, value in training_plan(task).items()
         ]
         echo(format_table(rows))
         return

@@ -55,6 +55,11 @@ class TrainState:
     sums: list[list[float]] = field(default_factory=list)  # running sums of the next line of metrics
     data: dict[str, Any] = field(default_factory=dict)  # the task's position in its data
 
+    @property
+    def minutes(self) -> float:
+        """Time spent, for the history of a model."""
+        return round(self.seconds / 60, 2)
+
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """The state of all optimizers as a flat dict: `optimizer.parameter.name`."""

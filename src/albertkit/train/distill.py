@@ -34,7 +34,7 @@ from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs
 from albertkit.train.distill_vectors import TARGETS, VectorDistillTask, check_widths
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import TrainResult, train
-from albertkit.train.pretrain import fit
+from albertkit.train.pretrain import fit_vocabulary
 from albertkit.train.run_lock import lock_run
 from albertkit.train.teachers import (
     TeacherMixture,
@@ -82,7 +82,7 @@ def new_student(
 ) -> Artifact:
     """An untrained student with a vocabulary."""
     torch.manual_seed(seed)
-    config = fit(config, tokenizer)
+    config = fit_vocabulary(config, tokenizer)
     return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or ArtifactMetadata())
 
 
@@ -126,7 +126,7 @@ class CorpusDistillation:
     teachers: TeacherMixture
     corpus: Path
     settings: TrainSettings
-    goals: VectorDistillSettings
+    distill: VectorDistillSettings
     workers: int = 1
     """Processes that decode the ids of the corpus."""
 
@@ -134,21 +134,21 @@ class CorpusDistillation:
         self, student: Artifact, output: Path, resume: bool = False, log: Callable[[str], None] = lambda text: None
     ) -> TrainResult:
         """Train the student, with the teachers' vectors computed once."""
-        check_widths(self.goals, student.config.hidden_size)
+        check_widths(self.distill, student.config.hidden_size)
         texts = output / "texts"
         with lock_run(output):
             self.check_targets(texts)
             if not (texts / TARGETS).is_file():
                 self.prepare_targets(student, texts)
-            task = VectorDistillTask(student, texts, self.settings, self.goals)
+            task = VectorDistillTask(student, texts, self.settings, self.distill)
             return train(task, self.settings, output, resume=resume, log=log, progress_bar=True)
 
     def prepare_targets(self, student: Artifact, texts: Path) -> None:
         """Draw passages from the corpus and store them with the teachers' vectors."""
         corpus, seed = Shards.open(self.corpus), self.settings.seed
         tokenizer, shards = corpus.tokenizer(), corpus.split("train")
-        known = [tokenizer.decode(ids) for ids in distinct_words(shards, seed)] if self.goals.everyday else []
-        sentences = tokenizer.ids_batch(list(everyday_sentences(self.goals.everyday, seed, known)))
+        known = [tokenizer.decode(ids) for ids in distinct_words(shards, seed)] if self.distill.everyday else []
+        sentences = tokenizer.ids_batch(list(everyday_sentences(self.distill.everyday, seed, known)))
         shares = PassageShares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
         draw_passages(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
         passages, device = Passages.open(texts), choose_device(self.settings.device)

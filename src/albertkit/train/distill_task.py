@@ -294,7 +294,7 @@ class DistillTask(finetune.FinetuneTask):
             **(history[-1] if self.has_task else {}),
             "step": self.step,
             "steps": state.step,
-            "minutes": round(state.seconds / 60, 2),
+            "minutes": state.minutes,
             "examples": len(self.features),
             "distill": {n: v for n, v in dataclasses.asdict(self.distill).items() if v},
         }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from albertkit.train.distill_data import VectorDistillSettings
 from albertkit.train.distill_task import similarity_rows, vector_loss
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
 from albertkit.train.loop import Alarm
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import TrainSettings, recorded_settings
 
 TARGETS = "targets.npy"  # the vectors of teachers for the passages
 RUN = 16  # texts of similar meaning in a row
@@ -43,10 +42,10 @@ ITERATIONS = 4  # of the power method: an approximate principal direction is eno
 class VectorDistillObjective(nn.Module):
     """The loss of texts against their target vectors."""
 
-    def __init__(self, model: AlbertModel, goals: VectorDistillSettings) -> None:
+    def __init__(self, model: AlbertModel, distill: VectorDistillSettings) -> None:
         super().__init__()
         self.model = model
-        self.depths, self.widths = goals.numbers("depths"), goals.numbers("widths")
+        self.depths, self.widths = distill.numbers("depths"), distill.numbers("widths")
         self.dtype = torch.float32
 
     def forward(self, depths: Sequence[int], ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,9 +82,9 @@ class VectorDistillTask:
     has_fixed_shape = False
 
     def __init__(
-        self, student: Artifact, passages: Path, settings: TrainSettings, goals: VectorDistillSettings
+        self, student: Artifact, passages: Path, settings: TrainSettings, distill: VectorDistillSettings
     ) -> None:
-        self.initial_model, self.settings, self.goals = student, settings, goals
+        self.initial_model, self.settings, self.distill = student, settings, distill
         self.passages = Passages.open(passages)
         self.targets = np.load(passages / TARGETS, mmap_mode="r", allow_pickle=False)
         if student.tokenizer is None or len(self.targets) != len(self.passages):
@@ -97,10 +96,10 @@ class VectorDistillTask:
         torch.manual_seed(settings.seed)
         needed = {n: a for n, a in student.weights.items() if n.startswith("encoder.") and ".pooler." not in n}
         self.model = AlbertModel.from_artifact(dataclasses.replace(student, weights=needed))
-        self.objective = VectorDistillObjective(self.model, goals)
+        self.objective = VectorDistillObjective(self.model, distill)
         self.metric_names = tuple(f"cosine_{depth}" for depth in self.objective.depths)  # cosine with the target
         self.selection_metric = self.metric_names[-1]
-        check_widths(self.goals, min(student.config.hidden_size, self.targets.shape[1]))
+        check_widths(self.distill, min(student.config.hidden_size, self.targets.shape[1]))
         lengths = self.passages.lengths
         self.lengths, self.firsts = np.unique(lengths, return_index=True)
         self.counts = np.diff(self.firsts, append=len(lengths))
@@ -128,19 +127,19 @@ class VectorDistillTask:
     def draw_depths(self, step: int) -> tuple[int, ...]:
         """The depths of a step: all or the shallower half; of these all, or a few and the deepest."""
         rng, depths = np.random.default_rng([self.settings.seed, 8, step]), self.objective.depths
-        if rng.random() < self.goals.shallow_share:
+        if rng.random() < self.distill.shallow_share:
             depths = depths[: -(-len(depths) // 2)]
-        if 0 < self.goals.sampled_depths < len(depths) - 1:
-            depths = (*sorted(rng.choice(depths[:-1], self.goals.sampled_depths, replace=False).tolist()), depths[-1])
+        if 0 < self.distill.sampled_depths < len(depths) - 1:
+            depths = (*sorted(rng.choice(depths[:-1], self.distill.sampled_depths, replace=False).tolist()), depths[-1])
         return depths
 
     def draw_texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
         """Ids and targets of texts of one length. The length is drawn by its frequency."""
         at = int(rng.choice(len(self.lengths), p=self.length_probabilities))
         length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
-        rows = min(count, self.goals.max_texts, max(8, self.goals.batch_tokens // (length + 2)))
+        rows = min(count, self.distill.max_texts, max(8, self.distill.batch_tokens // (length + 2)))
         drawn = rng.permutation(count)[:rows] if count < 4 * rows else rng.integers(0, count, rows)
-        runs = int(rows * self.goals.neighbor_share) // RUN
+        runs = int(rows * self.distill.neighbor_share) // RUN
         if runs:
             places = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
             drawn[: len(places)] = self.order_by_meaning(device)[first + places] - first
@@ -190,9 +189,9 @@ class VectorDistillTask:
             "step": "distill",
             "steps": state.step,
             "tokens": state.tokens,
-            "minutes": round(state.seconds / 60, 2),
+            "minutes": state.minutes,
             "texts": len(self.passages),
-            "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
+            "settings": recorded_settings(self.settings, self.distill),
         }
         before = self.initial_model.metadata
         meta = dataclasses.replace(
@@ -209,9 +208,9 @@ class VectorDistillTask:
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 
 
-def check_widths(goals: VectorDistillSettings, width: int) -> None:
+def check_widths(distill: VectorDistillSettings, width: int) -> None:
     """Raise an error for widths above that of the vectors, before teachers compute anything."""
-    widths = goals.numbers("widths")
+    widths = distill.numbers("widths")
     if widths[-1] > width:
         available = ",".join(str(n) for n in sorted({n for n in widths if n < width} | {width}))
         raise AlbertkitError(

@@ -138,16 +138,9 @@ def finetune_examples(
     output.mkdir(parents=True, exist_ok=True)
     check_not_deleted(model, output, settings)
     if settings.is_frozen:
-        if head is not None:
-            raise AlbertkitError("head and freeze exclude each other: a head on frozen vectors is linear. Omit one.")
-        if task_options:
-            raise AlbertkitError(f"{next(iter(task_options))} is not an option of a head on frozen vectors. Omit it.")
-        if isinstance(model, Artifact):
-            raise AlbertkitError(
-                "a head on frozen vectors needs a model folder, not a model in memory. Write the model first."
-            )
+        folder = _check_frozen(model, head, task_options)
         check_output(output, task, settings, log)
-        result = train_frozen_head(task, train, dev, output, model, settings)
+        result = train_frozen_head(task, train, dev, output, folder, settings)
         write_settings(output, task, settings)
         return result
     if task == "intent" and all(isinstance(e, TextExample) for e in train):
@@ -165,17 +158,44 @@ def finetune_examples(
                 f"shots={settings.shots} is not available: {task} has no classes to draw from. Omit --shots."
             )
         train = draw_shots(train, settings.shots, settings.seed)
-    if task == "generate":
-        task_options.setdefault("target_length", settings.target_length)
-        task_options.setdefault("label_smoothing", settings.label_smoothing)
-    made = make_task(task, train, **task_options)
+    made = _make_task(task, train, settings, head, task_options)
+    return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
+
+
+def _check_frozen(
+    model: Artifact | Path | str | None, head: HeadClass | None, task_options: Mapping[str, Option]
+) -> Path | str | None:
+    """The folder or name of the model, after a check that a head on its frozen vectors can be trained."""
+    if head is not None:
+        raise AlbertkitError("head and freeze exclude each other: a head on frozen vectors is linear. Omit one.")
+    if task_options:
+        raise AlbertkitError(f"{next(iter(task_options))} is not an option of a head on frozen vectors. Omit it.")
+    if isinstance(model, Artifact):
+        raise AlbertkitError(
+            "a head on frozen vectors needs a model folder, not a model in memory. Write the model first."
+        )
+    return model
+
+
+def _make_task(
+    name: str,
+    train: Sequence[Any],
+    settings: FinetuneSettings,
+    head: HeadClass | None,
+    task_options: Mapping[str, Option],
+) -> Task:
+    """The task of the training examples, with class weights and a custom head where they were passed."""
+    options = dict(task_options)
+    if name == "generate":
+        options = {"target_length": settings.target_length, "label_smoothing": settings.label_smoothing, **options}
+    task = make_task(name, train, **options)
     if settings.class_weights:
-        made = _with_class_weights(made, train)
+        task = _with_class_weights(task, train)
     if head is not None:
         from albertkit.train.task_heads import with_head
 
-        made = with_head(made, head)
-    return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
+        task = with_head(task, head)
+    return task
 
 
 def _with_class_weights(task: Task, examples: Sequence[TextExample]) -> ClassifyTask:

@@ -24,9 +24,9 @@ from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.tasks.examples import Example
-from albertkit.tasks.task import lower_is_better
+from albertkit.tasks.task import Task, lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
-from albertkit.train.presets import Schedule, preset_learning_rate, preset_optimizer, preset_schedule
+from albertkit.train.presets import preset_learning_rate, preset_optimizer, preset_schedule
 from albertkit.train.run_lock import lock_run
 from albertkit.train.run_settings import begin_run, check_output, write_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
@@ -50,7 +50,7 @@ FAILURES = {
 class FinetuneJob:
     """A fine-tuning job: the task, the initial model, the data, the folder and the settings."""
 
-    task: Any
+    task: Task
     model: Artifact
     examples: Sequence[Any]
     dev: Sequence[Any]
@@ -67,9 +67,8 @@ def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
 
 def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     settings, output = job.settings, job.output
-    task_name = getattr(job.task, "name", "")
-    check_output(output, task_name, settings, log)
-    job = dataclasses.replace(job, begin=cache(partial(begin_run, output, task_name, settings)))  # once
+    check_output(output, job.task.name, settings, log)
+    job = dataclasses.replace(job, begin=cache(partial(begin_run, output, job.task.name, settings)))  # once
     dev_before = None if settings.overwrite else _dev_hash_before(output)
     if job.model.tokenizer is not None:
         texts = [example.joined_text() for example in job.examples if isinstance(example, Example)]
@@ -81,28 +80,32 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     runs: list[dict[str, Any]] = []
     best: tuple[float, Artifact, FinetuneTask] | None = None
     for number in range(settings.seeds):
-        start = _run_until_stable(job, settings.seed + number, log)
-        task, result, summary = start.task, start.result, start.summary
-        if number == 0 and dev_before not in (None, summary["dev"]):
+        attempt = _run_with_restarts(job, settings.seed + number, log)
+        if number == 0 and dev_before not in (None, attempt.summary["dev"]):
             log("note: the best epoch was selected on other held-out examples; metrics are of the new ones")
-        if result.model is None:
+        if attempt.result.model is None:
             raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
-        runs.append({**summary, "metrics": result.metrics})
-        if best is None or start.score > best[0]:
-            best = start.score, read_artifact(result.model), task
+        runs.append({**attempt.summary, "metrics": attempt.result.metrics})
+        if best is None or attempt.score > best[0]:
+            best = attempt.score, read_artifact(attempt.result.model), attempt.task
     assert best is not None
     _, artifact, task = best
     if len(runs) > 1:
-        values = {name: [run["metrics"][name] for run in runs] for name in runs[0]["metrics"]}
-        spread = {name: [statistics.fmean(v), statistics.stdev(v)] for name, v in values.items()}
-        meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
-        artifact = dataclasses.replace(artifact, metadata=meta)
+        artifact = _with_spread(artifact, [run["metrics"] for run in runs])
     write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
     write_json(output / "runs.json", runs)
-    write_settings(output, task_name, settings)
+    write_settings(output, job.task.name, settings)
     evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
     write_report(output, evaluated, artifact, runs)
     return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
+
+
+def _with_spread(artifact: Artifact, metrics: list[dict[str, float]]) -> Artifact:
+    """The artifact with the mean and the standard deviation of each metric over the seeds."""
+    values = {name: [one[name] for one in metrics] for name in metrics[0]}
+    spread = {name: [statistics.fmean(v), statistics.stdev(v)] for name, v in values.items()}
+    meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
+    return dataclasses.replace(artifact, metadata=meta)
 
 
 def _dev_hash_before(output: Path) -> str | None:
@@ -114,8 +117,8 @@ def _dev_hash_before(output: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Start:
-    """One start of a run: its task after training, the result, and the failure if it learnt nothing."""
+class Attempt:
+    """One attempt of a run: its task after training, the result, and the failure if it learnt nothing."""
 
     task: FinetuneTask
     result: TrainResult
@@ -129,32 +132,32 @@ class Start:
         return (-1 if lower_is_better(name) else 1) * self.result.metrics.get(name, 0.0)
 
 
-def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> Start:
-    """One run. While it collapses, restart it with another seed and half the learning rate. The best start is kept."""
-    began, starts = time.perf_counter(), list[Start]()
+def _run_with_restarts(job: FinetuneJob, seed: int, log: Log) -> Attempt:
+    """A run. While it collapses, restart it with another seed and half the learning rate. The best attempt counts."""
+    began, attempts = time.perf_counter(), list[Attempt]()
     for number in range(job.settings.restarts + 1):
-        start = _run_once(job, seed + 1000 * number, 0.5**number, log)
-        starts.append(start)
-        if start.result.model is None:
-            return start
-        failure = start.failure
+        attempt = _run_once(job, seed + 1000 * number, 0.5**number, log)
+        attempts.append(attempt)
+        if attempt.result.model is None:
+            return attempt
+        failure = attempt.failure
         if failure is None or not failure.is_collapse or number == job.settings.restarts:
             break
-        rate = start.summary["rate"] / 2
+        rate = attempt.summary["rate"] / 2
         log(f"training collapsed ({failure.reason}); restarting with learning rate {rate:g} and another seed")
-    best = max(starts, key=lambda start: start.score)
+    best = max(attempts, key=lambda attempt: attempt.score)
     if best.failure is not None:
         left = "; no restart is left" if best.failure.is_collapse else ""
         log(f"the training {FAILURES[best.failure.kind]}: {best.failure.reason}{left}. {best.failure.remedy}")
         failed = {"failed": best.failure.reason, "failure": best.failure.kind, "remedy": best.failure.remedy}
         best = dataclasses.replace(best, summary={**best.summary, **failed})
-    collapses = sum(start.failure is not None and start.failure.is_collapse for start in starts[:-1])
+    collapses = sum(one.failure is not None and one.failure.is_collapse for one in attempts[:-1])
     totals = {"seconds": time.perf_counter() - began, "collapsed": collapses}
     return dataclasses.replace(best, summary={**best.summary, **totals})
 
 
-def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Start:
-    """One start, with a share of the learning rate."""
+def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Attempt:
+    """One attempt, with a share of the learning rate."""
     from albertkit.train.checkpoint import saved_steps
     from albertkit.train.collapse import find_failure
     from albertkit.train.loop import train
@@ -164,7 +167,8 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     preset_rate = preset_learning_rate(job.model.config, optimizer)
     task = _build_training_task(job, loop_settings(settings, 1, preset_rate, seed))
     task.check_metric()
-    schedule = _schedule(job, len(task.features), optimizer)
+    classes = len(job.task.labels) if job.task.kind == "single" else 0
+    schedule = preset_schedule(job.task.name, len(task.features), job.model.config, settings, classes)
     rate, steps = schedule.learning_rate * rate_factor, schedule.steps(len(task.features))
     settings = dataclasses.replace(settings, batch_size=schedule.batch_size)
     task.settings = loop_settings(settings, steps, rate, seed, _evaluations(job.settings, schedule.epochs))
@@ -185,15 +189,7 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     result = train(task, task.settings, folder, resume=True, log=log, progress_bar=settings.progress_bar)
     dev = hashlib.sha256(repr([(f.ids, f.target) for f in task.dev_features]).encode()).hexdigest()[:16]
     failure = find_failure(task, folder, preset_rate) if result.model is not None else None
-    return Start(task, result, failure, {"seed": seed, "rate": rate, "dev": dev})
-
-
-def _schedule(job: FinetuneJob, examples: int, optimizer: str) -> Schedule:
-    """Batch size, epochs and learning rate: those that were passed, and presets."""
-    settings, is_single = job.settings, getattr(job.task, "kind", None) == "single"
-    passed = {name: getattr(settings, name) for name in ("epochs", "batch_size", "learning_rate")}
-    passed |= {"classes": len(job.task.labels) if is_single else 0, "optimizer": optimizer}
-    return preset_schedule(getattr(job.task, "name", ""), examples, job.model.config, **passed)
+    return Attempt(task, result, failure, {"seed": seed, "rate": rate, "dev": dev})
 
 
 def _optimizer(job: FinetuneJob, folder: Path) -> str:
@@ -205,8 +201,7 @@ def _optimizer(job: FinetuneJob, folder: Path) -> str:
         return job.settings.optimizer
     if (folder / "settings.json").is_file() and not job.settings.overwrite:
         return str(read_json(folder / "settings.json").get("optimizer", "adamw"))
-    is_elastic = job.settings.elastic
-    return "adamw" if is_elastic else preset_optimizer(getattr(job.task, "name", ""), job.model.config)
+    return "adamw" if job.settings.elastic else preset_optimizer(job.task.name, job.model.config)
 
 
 def _evaluations(settings: FinetuneSettings, epochs: float) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from albertkit.train.task_heads import (
     init_bias_from_frequencies,
     task_name,
 )
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import TrainSettings, recorded_settings
 
 SORTED_BATCHES = 50  # batches whose texts are sorted by length together
 EVAL_TOKENS = 4096  # tokens per forward pass of an evaluation
@@ -256,9 +255,9 @@ class FinetuneTask:
             "step": "finetune",
             "task": task.name or type(task).__name__.lower(),
             "steps": state.step,
-            "minutes": round(state.seconds / 60, 2),
+            "minutes": state.minutes,
             "examples": len(self.features),
-            "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},
+            "settings": recorded_settings(self.settings),
         }
         details = task_details(task, self.max_length)
         kinds = {getattr(e, "pair", None) is not None for e in self.examples}

@@ -1,7 +1,7 @@
 """Presets of fine-tuning: optimizer, batch size, epochs and learning rate, from task, number of examples and model.
 
-In: what is known before training. Out: a `Schedule`, which `finetune.py` passes to the loop. Training needs a number
-of steps, not of epochs: the numbers below come from learning curves of 13 data sets with 100 to 3,000 examples
+In: what is known before training. Out: a `Schedule`, which `finetune_runs.py` passes to the loop. Training needs a
+number of steps, not of epochs: the numbers below come from learning curves of 13 data sets with 100 to 3,000 examples
 (docs/results/data-size.md). Answers, choices, vectors and generation were not among them. The optimizer comes from
 the recipes on the same page.
 """
@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from albertkit.config import AlbertConfig
+from albertkit.train.train_settings import FinetuneSettings
 
 FEW_EXAMPLES = 500
 FEW_SENTENCES = 2_000  # entities, and intents with slots: every word is an example
@@ -35,28 +36,22 @@ class Schedule:
 
 
 def preset_schedule(
-    task: str,
-    examples: int,
-    config: AlbertConfig,
-    *,
-    classes: int = 0,
-    optimizer: str = "adamw",
-    epochs: float | None = None,
-    batch_size: int | None = None,
-    learning_rate: float | None = None,
+    task: str, examples: int, config: AlbertConfig, settings: FinetuneSettings, classes: int = 0
 ) -> Schedule:
-    """The schedule of a task. Values that are passed are kept, and the others fit them.
+    """The schedule of a task. Values that `settings` has are kept, and the others fit them.
 
     Fewer epochs than the preset make the batch smaller, so that the number of steps stays as near as possible.
     classes: of a classifier with one class per text.
     """
     batch, steps = preset_steps(task, examples, classes)
+    epochs, batch_size = settings.epochs, settings.batch_size
     if batch_size is None:
-        batch_size = batch if epochs is None else _fitting_batch(epochs * examples / steps, batch)
+        batch_size = batch if epochs is None else nearest_power_of_two(epochs * examples / steps, MIN_BATCH, batch)
     if epochs is None:
         steps = max(steps // 2, steps * batch // batch_size) if batch_size > batch else steps
         epochs = max(preset_epochs(examples), steps / -(-examples // batch_size))
-    return Schedule(batch_size, epochs, learning_rate or preset_learning_rate(config, optimizer))
+    learning_rate = settings.learning_rate or preset_learning_rate(config, settings.optimizer or "adamw")
+    return Schedule(batch_size, epochs, learning_rate)
 
 
 def preset_steps(task: str, examples: int, classes: int = 0) -> tuple[int, int]:
@@ -70,9 +65,13 @@ def preset_steps(task: str, examples: int, classes: int = 0) -> tuple[int, int]:
     return (32 if task == "match" or examples > FEW_EXAMPLES else 16), 400  # not measured
 
 
-def _fitting_batch(size: float, most: int) -> int:
-    """The nearest power of two from `MIN_BATCH` to `most`."""
-    return min(most, max(MIN_BATCH, 2 ** round(math.log2(max(size, 1.0)))))
+def nearest_power_of_two(size: float, least: int, most: int) -> int:
+    """The power of two nearest to a size, from `least` to `most`.
+
+    >>> nearest_power_of_two(13, 4, 32)
+    16
+    """
+    return min(most, max(least, 2 ** round(math.log2(max(size, 1.0)))))
 
 
 def preset_optimizer(task: str, config: AlbertConfig) -> str:

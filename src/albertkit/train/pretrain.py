@@ -31,7 +31,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
 from albertkit.train.loop import Alarm
-from albertkit.train.train_settings import PretrainSettings, TrainSettings
+from albertkit.train.train_settings import PretrainSettings, TrainSettings, recorded_settings
 
 STUCK_AT = 0.4  # share of the budget after which a model must be better than unigram frequencies
 STUCK_STEPS = 500  # steps before which this is not checked
@@ -44,43 +44,43 @@ EVAL_BATCH = 64  # rows
 class PretrainObjective(nn.Module):
     """The losses of rows: masks them, runs the model, compares."""
 
-    def __init__(self, model: AlbertModel, specials: masking.SpecialIds, goals: PretrainSettings) -> None:
+    def __init__(self, model: AlbertModel, specials: masking.SpecialIds, pretrain: PretrainSettings) -> None:
         super().__init__()
-        self.model, self.goals = model, goals
+        self.model, self.pretrain = model, pretrain
         self.cls, self.sep, self.mask = specials.cls, specials.sep, specials.mask
         self.register_buffer("words", specials.words, persistent=False)
         self.dtype = torch.float32
         self.mask_rows, self.token_loss = masking.mask_rows, token_loss
         self.depth: int | None = None  # of this step; None is the full depth
-        model.encoder.layer_decay = goals.layer_decay
+        model.encoder.layer_decay = pretrain.layer_decay
 
     def forward(
         self, tokens: Tensor, first: Tensor, ordered: Tensor, key: Tensor, offset: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(loss, sums of `PretrainTask.metric_names`)."""
-        goals = self.goals
+        pretrain = self.pretrain
         specials = masking.SpecialIds(self.cls, self.sep, self.mask, self.words)  # type: ignore[arg-type]
         with torch.no_grad():
-            masked = self.mask_rows(tokens, first, ordered, key, offset, specials, goals.mask_ratio)
+            masked = self.mask_rows(tokens, first, ordered, key, offset, specials, pretrain.mask_ratio)
         out = call_in_dtype(
             self.model,
             self.dtype,
             Batch.unpad(masked.ids, segments=masked.segments),
-            heads=("mlm", "sop") if goals.sop_weight else ("mlm",),
+            heads=("mlm", "sop") if pretrain.sop_weight else ("mlm",),
             inputs={"mlm": {"positions": masked.positions}},
-            keep_layers=goals.consistency_weight > 0,
+            keep_layers=pretrain.consistency_weight > 0,
             depth=self.depth,
         )
         loss, correct, known = self.token_loss(out.heads["mlm"].logits, masked.words)
-        total = loss / (len(tokens) * (tokens.shape[1] - 1) * goals.mask_ratio)
+        total = loss / (len(tokens) * (tokens.shape[1] - 1) * pretrain.mask_ratio)
         sums = [(loss, known), (correct, known)]
-        if goals.sop_weight:
+        if pretrain.sop_weight:
             loss, correct, known = token_loss(out.heads["sop"].logits, masked.order)
-            total = total + goals.sop_weight * loss / len(tokens)
+            total = total + pretrain.sop_weight * loss / len(tokens)
             sums += [(loss, known), (correct, known)]
-        if goals.consistency_weight:
-            loss = consistency_loss(out.encoded.layers[1:], goals.consistency_similarity)
-            total = total + goals.consistency_weight * loss
+        if pretrain.consistency_weight:
+            loss = consistency_loss(out.encoded.layers[1:], pretrain.consistency_similarity)
+            total = total + pretrain.consistency_weight * loss
             sums += [(loss, torch.ones_like(loss))]
         return total, torch.stack([torch.stack([a.detach().float(), b.float()]) for a, b in sums])
 
@@ -117,20 +117,22 @@ class PretrainTask:
         shards: Shards | Path | str,
         config: AlbertConfig,
         settings: TrainSettings,
-        goals: PretrainSettings | None = None,
+        pretrain: PretrainSettings | None = None,
         model: Artifact | None = None,
     ) -> None:
         self.shards = shards if isinstance(shards, Shards) else Shards.open(shards)
-        self.settings, self.goals, self.initial_model = settings, goals or PretrainSettings(), model
+        self.settings, self.pretrain, self.initial_model = settings, pretrain or PretrainSettings(), model
         self.tokenizer = self.shards.tokenizer()
-        self.config = fit(config, self.tokenizer) if model is None else same_vocabulary(model, self.tokenizer)
-        longest = max(length for length, _ in self.goals.phases())
+        self.config = (
+            fit_vocabulary(config, self.tokenizer) if model is None else check_same_vocabulary(model, self.tokenizer)
+        )
+        longest = max(length for length, _ in self.pretrain.phases())
         if longest > self.config.max_position_embeddings:
             raise AlbertkitError(
                 f"rows of {longest} tokens do not fit: this shape has {self.config.max_position_embeddings} positions. "
                 "Pass smaller --lengths."
             )
-        deepest = max(self.goals.shallow_depths(), default=1)
+        deepest = max(self.pretrain.shallow_depths(), default=1)
         if deepest > self.config.num_hidden_layers:
             raise AlbertkitError(
                 f"depth {deepest} is not available: this shape has {self.config.num_hidden_layers} layers. "
@@ -143,11 +145,11 @@ class PretrainTask:
             self.model = AlbertModel.from_artifact(model)
             for name in [name for name in ("mlm", "sop") if name not in self.model.heads]:
                 self.model.heads[name] = build_head(name, self.config)
-        self.objective = PretrainObjective(self.model, specials(self.tokenizer), self.goals)
+        self.objective = PretrainObjective(self.model, masking_ids(self.tokenizer), self.pretrain)
         self.metric_names: tuple[str, ...] = ("mlm_loss", "mlm_accuracy")
-        self.metric_names += ("sop_loss", "sop_accuracy") if self.goals.sop_weight else ()
-        self.metric_names += ("consistency_loss",) if self.goals.consistency_weight else ()
-        self.length = self.goals.phases()[0][0]
+        self.metric_names += ("sop_loss", "sop_accuracy") if self.pretrain.sop_weight else ()
+        self.metric_names += ("consistency_loss",) if self.pretrain.consistency_weight else ()
+        self.length = self.pretrain.phases()[0][0]
         counts = self.shards.unigrams()
         share = counts[counts > 0] / counts.sum()
         self.entropy = -float((share * np.log(share)).sum())
@@ -170,19 +172,21 @@ class PretrainTask:
         settings, seed = self.settings, self.settings.seed
         self.objective.dtype = compute_dtype(settings, processes.device)
         self.objective.depth = self.draw_depth(step)
-        length = self.goals.length_at(progress)
+        length = self.pretrain.length_at(progress)
         if length > self.trained_positions:
             if self.trained_positions:
-                stretch(self.model.encoder.embeddings.position.weight, self.trained_positions)
+                extend_positions(self.model.encoder.embeddings.position.weight, self.trained_positions)
             self.trained_positions = length
-        if masking.mix_seed(seed + 1, step) / 2**64 < self.goals.short_ratio:
+        if masking.mix_seed(seed + 1, step) / 2**64 < self.pretrain.short_ratio:
             length = max(8, length // 4)
         rows = settings.batch_size * self.length // length
         share = max(1, rows // processes.world_size)  # rows of this process
         first = processes.rank * share
         if length not in self.streams:
             train = self.shards.split("train")
-            self.streams[length] = RowStream(train, length, seed, self.positions.get(length), self.goals.single_ratio)
+            self.streams[length] = RowStream(
+                train, length, seed, self.positions.get(length), self.pretrain.single_ratio
+            )
         pairs = self.streams[length].take(share * processes.world_size, slice(first, first + share))
         self.positions[length] = self.streams[length].position
         most = max(1, settings.micro_batch_size * self.length // length) if settings.micro_batch_size else share
@@ -191,18 +195,18 @@ class PretrainTask:
         micro_batches = []
         for start in range(0, share, size):
             offset = masking.to_device(first + start, processes.device)
-            micro_batches.append((*tensors(pairs[start : start + size], processes.device), key, offset))
+            micro_batches.append((*rows_to_device(pairs[start : start + size], processes.device), key, offset))
         return micro_batches, share * processes.world_size * length
 
     def draw_depth(self, step: int) -> int | None:
         """The depth of a step: the full depth in half of the steps, otherwise one of the shallower depths."""
-        depths, random = self.goals.shallow_depths(), masking.mix_seed(self.settings.seed + 2, step)
+        depths, random = self.pretrain.shallow_depths(), masking.mix_seed(self.settings.seed + 2, step)
         return depths[(random >> 1) % len(depths)] if depths and random & 1 else None
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on held-out rows at the full depth, and MLM metrics at the trained shallower depths."""
         found = self.evaluate_depth(None)
-        for depth in self.goals.shallow_depths() if found else ():
+        for depth in self.pretrain.shallow_depths() if found else ():
             at_depth = self.evaluate_depth(depth)
             found |= {f"{name}_at_{depth}": v for name, v in at_depth.items() if name.startswith("mlm")}
         self.objective.depth = None
@@ -215,8 +219,8 @@ class PretrainTask:
         held_out = self.shards.split("held-out")
         if max((len(shard.tokens) for shard in held_out), default=0) < self.length - 3:
             return {}
-        stream = RowStream(held_out, self.length, 0, single=self.goals.single_ratio)
-        rows = min(self.goals.eval_rows, stream.rows_in_group)
+        stream = RowStream(held_out, self.length, 0, single=self.pretrain.single_ratio)
+        rows = min(self.pretrain.eval_rows, stream.rows_in_group)
         if not rows:
             return {}
         device = self.model.encoder.embeddings.word.weight.device
@@ -225,14 +229,14 @@ class PretrainTask:
         for start in range(0, rows, EVAL_BATCH):
             pairs = stream.take(min(EVAL_BATCH, rows - start))
             with torch.compiler.set_stance("force_eager"):  # compiling takes longer
-                sums += self.objective(*tensors(pairs, device), key, masking.to_device(start, device))[1]
+                sums += self.objective(*rows_to_device(pairs, device), key, masking.to_device(start, device))[1]
         return {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
     def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
         """Divergence: the loss is far above its minimum. Collapse: above the unigram entropy it no longer falls."""
-        if not self.goals.alarm:
+        if not self.pretrain.alarm:
             return None
-        loss, length = numbers["mlm_loss"], self.goals.length_at(progress)
+        loss, length = numbers["mlm_loss"], self.pretrain.length_at(progress)
         lowest = self.lowest.get(length, math.inf)
         if step > DIVERGED_STEPS and loss > 1.15 * lowest + 0.2:
             return Alarm(f"the loss was {lowest:.2f} and is {loss:.2f}: the training has diverged", rewind=True)
@@ -273,9 +277,9 @@ class PretrainTask:
             "step": "pretrain",
             "steps": state.step,
             "tokens": state.tokens,
-            "minutes": round(state.seconds / 60, 2),
+            "minutes": state.minutes,
             "positions": self.trained_positions,
-            "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
+            "settings": recorded_settings(self.settings, self.pretrain),
             "corpus": self.shards.manifest.get("counts", {}),
         }
         before = self.initial_model.metadata.history if self.initial_model else ()
@@ -291,7 +295,7 @@ def known_positions(model: Artifact) -> int:
 
 
 @torch.no_grad()
-def stretch(positions: Tensor, known: int) -> None:
+def extend_positions(positions: Tensor, known: int) -> None:
     """Fill untrained position vectors with copies of the trained ones, except the first.
 
     Untrained vectors are far from all others, and a few of them per row ruin a model (LOG.md).
@@ -300,7 +304,7 @@ def stretch(positions: Tensor, known: int) -> None:
     positions[known:] = positions[1 + (places - 1) % (known - 1)] if known > 1 else positions[:1]
 
 
-def tensors(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def rows_to_device(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Rows as tensors on a device. Unsigned integers are reinterpreted as signed ones."""
     signed = pairs.tokens.view(np.int16 if pairs.tokens.itemsize == 2 else np.int32)
     found = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (signed, pairs.first, pairs.ordered))
@@ -309,14 +313,14 @@ def tensors(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, 
     return found  # type: ignore[return-value]
 
 
-def fit(config: AlbertConfig, tokenizer: Tokenizer) -> AlbertConfig:
+def fit_vocabulary(config: AlbertConfig, tokenizer: Tokenizer) -> AlbertConfig:
     """The shape with the tokenizer's vocabulary size, rounded up to a multiple of 8, which is faster on GPUs."""
     size = -(-tokenizer.vocab_size // 8) * 8
     ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
     return config.replace(vocab_size=size, **{k: v for k, v in ids.items() if v is not None})
 
 
-def same_vocabulary(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
+def check_same_vocabulary(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
     """The shape of the initial model, if it has the vocabulary of the corpus."""
     if tokenizer.vocab_size > start.config.vocab_size:
         raise AlbertkitError(
@@ -330,7 +334,7 @@ def same_vocabulary(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
     return start.config
 
 
-def specials(tokenizer: Tokenizer) -> masking.SpecialIds:
+def masking_ids(tokenizer: Tokenizer) -> masking.SpecialIds:
     """The special ids of a tokenizer, for masking."""
     cls, sep, mask = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
     if cls is None or sep is None or mask is None:
@@ -341,13 +345,13 @@ def specials(tokenizer: Tokenizer) -> masking.SpecialIds:
     return masking.SpecialIds(cls, sep, mask, torch.tensor(words))
 
 
-def describe(task: PretrainTask) -> dict[str, Any]:
+def training_plan(task: PretrainTask) -> dict[str, Any]:
     """The plan of a training, for `--dry-run`."""
     return {
         "parameters": sum(p.numel() for p in task.model.parameters()),
         "vocabulary": task.config.vocab_size,
         "tokens in the corpus": sum(len(shard.tokens) for shard in task.shards.split("train")),
         "tokens per step": task.settings.batch_size * task.length,
-        **{name: value for name, value in asdict(task.settings).items() if value is not None},
-        **{name: value for name, value in asdict(task.goals).items() if value != ""},
+        **recorded_settings(task.settings),
+        **{name: value for name, value in asdict(task.pretrain).items() if value != ""},
     }

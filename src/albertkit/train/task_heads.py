@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -106,7 +105,7 @@ def copy_heads(model: AlbertModel, source: Artifact) -> None:
                 f"the model has a custom head {name!r}, whose Python class is not stored: it cannot be trained here. "
                 "Train it in Python with a task that has the method module, or start from a model without this head."
             )
-    heads = {n: torch.from_numpy(np.array(a)) for n, a in source.weights.items() if n.startswith("heads.")}
+    heads = to_tensors({n: a for n, a in source.weights.items() if n.startswith("heads.")})
     state = model.state_dict()
     fitting = {n: a for n, a in heads.items() if n in state and state[n].shape == a.shape}
     model.load_state_dict(fitting, strict=False)

@@ -8,11 +8,14 @@ sentence has no flag. Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from albertkit.errors import AlbertkitError, check_choice
 from albertkit.options import setting
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
 SCHEDULES = ("linear", "wsd", "constant")
@@ -259,6 +262,11 @@ class ElasticSettings(FinetuneSettings):
         check_numbers(self, "0 or above", "sampled_depths", "shallow_weight", "consistency_weight")
         check_numbers(self, "from 0 to 1", "distill_weight")
         check_numbers(self, "above 0", "temperature")
+
+
+def recorded_settings(*settings: DataclassInstance) -> dict[str, Any]:
+    """The fields of some settings that are not None, for the history of a model."""
+    return {name: value for one in settings for name, value in asdict(one).items() if value is not None}
 
 
 def check_layer_decay(value: float) -> None:
