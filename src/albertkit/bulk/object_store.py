@@ -15,11 +15,14 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from albertkit.bulk.storage import ArrowStorage, FileEntry, LocalStorage, Storage
 from albertkit.errors import AlbertkitError, need, short_reason
 from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, TextFile, format_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 WILDCARD = re.compile(r"[*?\[]")
@@ -118,7 +121,7 @@ class HashingFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         """Add some bytes."""
         self.file.write(data)
         self.hash.update(data)

@@ -17,6 +17,8 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
+from albertkit.tasks.classify import Classification
+from albertkit.tasks.tag import TagResult
 from albertkit.text_reader import TextFile, replace_surrogates
 from albertkit.vector_dtype import empty_vectors
 from albertkit.vector_writer import ParquetTables, vector_numbers
@@ -27,7 +29,10 @@ FORMATS: dict[str, tuple[OutputFormat, ...]] = {  # of each task; the first is t
     "classify": ("jsonl", "parquet"),
     "tag": ("jsonl", "parquet"),
 }
+FIELDS = {"embed": ("vector",), "classify": ("label", "probability"), "tag": ("spans",)}  # of each task
 SPAN_FIELDS = ("start", "end", "label", "score")
+PartRow = np.ndarray | Classification | TagResult | None
+"""The result of a row; None for a row without a text."""
 
 
 def choose_format(task: str, files: Iterable[TextFile], chosen: str | None = None) -> OutputFormat:
@@ -61,15 +66,16 @@ class PartContent:
         """The vector of a row without a text."""
         return np.asarray(empty_vectors(self.width, self.dtype, rows=1)[0])
 
-    def fields(self, result: Any) -> dict[str, Any]:
+    def fields(self, result: PartRow) -> dict[str, Any]:
         """The fields of a result of `Albert`; None everywhere for a row without a text."""
-        if self.task == "embed":
-            return {"vector": result}
-        if self.task == "tag":
-            spans = None if result is None else [{n: getattr(s, n) for n in SPAN_FIELDS} for s in result.spans]
-            return {"spans": spans}
-        label = None if result is None else list(result.label) if isinstance(result.label, tuple) else result.label
-        return {"label": label, "probability": None if result is None else result.probability}
+        if result is None:
+            return dict.fromkeys(FIELDS[self.task])
+        if isinstance(result, TagResult):
+            return {"spans": [{name: getattr(span, name) for name in SPAN_FIELDS} for span in result.spans]}
+        if isinstance(result, Classification):
+            label = list(result.label) if isinstance(result.label, tuple) else result.label
+            return {"label": label, "probability": result.probability}
+        return {"vector": result}
 
 
 class NpzPart:

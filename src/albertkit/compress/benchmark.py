@@ -37,12 +37,12 @@ from albertkit.weights import Shapes, encoder_shapes
 
 SECONDS = 0.2  # minimum time of one measurement of a layer
 STRETCH = 0.02  # seconds of calls timed together
+MIN_STRETCHES = 7
 CANDIDATE_SECONDS = 0.5  # time to measure the latency of a model
 ROUNDS = 2  # measurement rounds, some seconds apart; the faster one counts
 VOCABULARY = 1000  # size of the word table in measured shapes
-SPREAD = (
-    0.02  # standard deviation of random weights; larger ones make attention so sharp that slow denormal numbers occur
-)
+# Standard deviation of random weights. Larger ones make attention so sharp that slow denormal numbers occur.
+SPREAD = 0.02
 CHILD = "from albertkit.compress.benchmark import measure_in_child; measure_in_child()"
 
 TimedShape = tuple[AlbertConfig, int]  # the result of `timed_shape`, and the bits of the weights
@@ -51,7 +51,7 @@ TimedShape = tuple[AlbertConfig, int]  # the result of `timed_shape`, and the bi
 # The machine -----------------------------------------------------------------------------------------------------
 
 
-def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least: int = 7) -> float:
+def typical_seconds(call: Callable[[], object], seconds: float = SECONDS) -> float:
     """Seconds of a call: the first quartile of the means over stretches of calls.
 
     Other processes interrupt a program for milliseconds. This affects few short calls but all long ones, so single
@@ -60,7 +60,7 @@ def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least:
     call()
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
+    while len(times) < MIN_STRETCHES or time.perf_counter() < end:
         start, calls = time.perf_counter(), 0
         while not calls or time.perf_counter() - start < STRETCH:
             call()
@@ -75,9 +75,8 @@ def timed_shape(config: AlbertConfig) -> AlbertConfig:
     if config.num_hidden_groups > 1 or options.outer_intermediate_size:
         return config.replace(vocab_size=VOCABULARY)
     layers = min(max(1, options.global_every), config.num_hidden_layers)
-    options = replace(
-        options, prelude_layers=0, coda_layers=0, ffn_groups=0
-    )  # layers of the same size take the same time
+    # layers of the same size take the same time
+    options = replace(options, prelude_layers=0, coda_layers=0, ffn_groups=0)
     return config.replace(vocab_size=VOCABULARY, num_hidden_layers=layers, options=options)
 
 
@@ -167,9 +166,7 @@ def _mean(batch: TokenBatch, states: np.ndarray) -> float:
 def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
     """Random weights, which take the same time as trained ones."""
     rng = np.random.default_rng(0)
-    noise = SPREAD * rng.standard_normal(
-        1_000_003, np.float32
-    )  # drawn once, since drawing all weights of a large model takes seconds
+    noise = SPREAD * rng.standard_normal(1_000_003, np.float32)  # drawn once: all weights would take seconds
     weights: graphs.Weights = {}
     for name, shape in shapes.items():
         weight = np.resize(noise[rng.integers(len(noise) // 2) :], shape)

@@ -21,7 +21,10 @@ from albertkit.runtime.embed import pool
 from albertkit.runtime.mask_filling import likeliest_tokens
 from albertkit.runtime.predict import read_heads
 from albertkit.tasks.answer import AnswerResult
+from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.confidence import cosines
+from albertkit.tasks.tag import IntentTask
+from albertkit.tasks.task import Task
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import Depth, RuntimeModel
@@ -112,16 +115,17 @@ def choose_target(
         return _cosine_target(tokenized, read, settings)
     if kind == "fill":
         return _word_target(albert, tokenized, read[0], settings)
-    task = albert.task
-    if kind == "classify":
-        return _class_target(task, read[0], settings)
     if kind == "answer":
         return _span_target(tokenized, result, settings)
-    if kind == "intent" and settings.at is None:
-        index = _index_of(settings.target, task.intents, int(np.argmax(read[0][0])))
-        return ExplainTarget(task.intents[index], "class", index, head=0)
-    scores, head = (read[0], None) if kind == "tag" else (read[0][1], 1)
-    return _token_target(task, tokenized, scores, settings, head)
+    task = albert.task
+    if isinstance(task, ClassifyTask):
+        return _class_target(task, read[0], settings)
+    if not isinstance(task, IntentTask):
+        return _token_target(task, tokenized, read[0], settings, head=None)
+    if settings.at is not None:
+        return _token_target(task, tokenized, read[0][1], settings, head=1)
+    index = _index_of(settings.target, task.intents, int(np.argmax(read[0][0])))
+    return ExplainTarget(task.intents[index], "class", index, head=0)
 
 
 def _index_of(name: str | None, names: Sequence[str], default: int) -> int:
@@ -132,7 +136,7 @@ def _index_of(name: str | None, names: Sequence[str], default: int) -> int:
     return list(names).index(name)
 
 
-def _class_target(task: Any, scores: np.ndarray, settings: ExplainSettings) -> ExplainTarget:
+def _class_target(task: ClassifyTask, scores: np.ndarray, settings: ExplainSettings) -> ExplainTarget:
     if task.kind == "regression":
         _check_unused(settings.target, "a regression has no classes")
         return ExplainTarget("value", "number", scale=1 / task.std, offset=task.mean)
@@ -142,7 +146,7 @@ def _class_target(task: Any, scores: np.ndarray, settings: ExplainSettings) -> E
 
 
 def _token_target(
-    task: Any, tokenized: TokenizedInput, scores: np.ndarray, settings: ExplainSettings, head: int | None
+    task: Task, tokenized: TokenizedInput, scores: np.ndarray, settings: ExplainSettings, head: int | None
 ) -> ExplainTarget:
     """The label of a word; by default of the word with the most confident label other than O."""
     owner = tokenized.rows[0].owner

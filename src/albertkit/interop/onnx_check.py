@@ -34,10 +34,10 @@ def compared_batches(stored: StoredModel, texts: Sequence[str] | None) -> tuple[
     return [batch for group in groups for batch in token_batches(group)], compared.kind
 
 
-def random_batch(config: AlbertConfig, texts: int = 4) -> TokenBatch:
-    """A batch of random token ids of different lengths, the longest first."""
+def random_batch(config: AlbertConfig) -> TokenBatch:
+    """A batch of four rows of random token ids of different lengths, the longest first."""
     rng = np.random.default_rng(0)
-    longest = min(48, config.max_position_embeddings)
+    texts, longest = 4, min(48, config.max_position_embeddings)
     lengths = np.array([max(1, longest * (texts - i) // texts) for i in range(texts)], np.int32)
     ids = rng.integers(min(5, config.vocab_size - 1), config.vocab_size, (texts, longest))
     segments = rng.integers(0, config.type_vocab_size, (texts, longest))

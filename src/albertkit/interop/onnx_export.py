@@ -275,9 +275,8 @@ def score_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden: str,
 def custom_head_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden: str, inside: str) -> str:
     """The nodes of a custom head's graph, with its weights; then the temperature, mean and standard deviation."""
     data, width = stored.head_graphs[head], stored.config.hidden_size
-    HeadSession(head, data, stored.weights).scores(
-        np.zeros((1, 2, width), np.float32), np.array([2])
-    )  # memory is limited
+    session = HeadSession(head, data, stored.weights)
+    session.scores(np.zeros((1, 2, width), np.float32), np.array([2]))  # raises if it needs too much memory
     graph = check_head_graph(head_file(head), data, stored.weights).graph
     wide = b.node("Cast", b.node("Unsqueeze", inside, b.constant([2], np.int64)), to=TensorProto.BOOL)
     names = {"": "", "hidden": b.node("Where", wide, hidden, b.constant(0.0, np.float32))}

@@ -219,7 +219,7 @@ def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float]
     return float(found[0]), float(found[1])
 
 
-def lower_bound(right: int, count: int, confidence: float = CONFIDENCE) -> float:
+def lower_bound(right: int, count: int) -> float:
     """Clopper and Pearson's lower bound of a share, given `right` successes out of `count`.
 
     >>> round(lower_bound(299, 299), 4), round(lower_bound(290, 300), 4)
@@ -236,5 +236,5 @@ def lower_bound(right: int, count: int, confidence: float = CONFIDENCE) -> float
         terms = combinations + misses * math.log1p(-middle) + (count - misses) * math.log(middle)
         top = float(terms.max())
         tail = math.exp(top) * float(np.exp(terms - top).sum())  # probability of this many successes or more
-        low, high = (middle, high) if tail < 1 - confidence else (low, middle)
+        low, high = (middle, high) if tail < 1 - CONFIDENCE else (low, middle)
     return low

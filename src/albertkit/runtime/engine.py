@@ -271,9 +271,8 @@ def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.graph_optimization_level = (
-        ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    )  # the graphs already use fused operators
+    # the graphs already use fused operators
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     names = list(graph.weights)
     options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
     return open_session(graph.model, options)

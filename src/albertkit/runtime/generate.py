@@ -23,7 +23,7 @@ from albertkit.runtime.embed import shorten
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, as_float
 from albertkit.runtime.runtime_model import Depth, RuntimeModel
-from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
+from albertkit.tasks.generation import GeneratedText, GenerateTask, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
 from albertkit.unreadable_text import find_unreadable, report_unreadable
 
@@ -121,9 +121,7 @@ class KeyValueCache:
         """Select some of the texts, in this order, possibly with repetitions."""
         if np.array_equal(chosen, np.arange(len(self.origin))):
             return
-        if np.array_equal(
-            self.origin[chosen], self.origin
-        ):  # only beams of the same source are permuted: the source's keys stay
+        if np.array_equal(self.origin[chosen], self.origin):  # beams of a source are permuted: its keys stay
             for table in (*self.keys, *self.values):
                 table[:, self.source : self.past] = table[chosen, self.source : self.past]
             return
@@ -301,7 +299,9 @@ def decode(
 def generate(
     model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: Depth | None = None
 ) -> list[GeneratedText]:
+    """The text generated from each of `texts`, in their order."""
     settings, generator, task = settings or GenerateSettings(), model.generator, model.task
+    assert isinstance(task, GenerateTask), "`generator` was opened"
     layers = model.layers_to_apply(depth)
     short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]
     sources = task.sources(short, model.tokenizer, model.max_task_tokens)

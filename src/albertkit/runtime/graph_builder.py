@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from albertkit.onnx_model import (
+    AttributeValue,
     GraphProto,
     NodeProto,
     TensorProto,
@@ -65,11 +66,11 @@ class Builder:
         self.inputs.append(make_value_info(name, kind, shape))
         return name
 
-    def node(self, op: str, *names: str, **settings: Any) -> str:
+    def node(self, op: str, *names: str, **attributes: AttributeValue) -> str:
         """An operator with one output."""
         output = self.fresh(op)
         domain = MICROSOFT if op in FUSED else ""
-        self.nodes.append(make_node(op, names, [output], name=output, domain=domain, **settings))
+        self.nodes.append(make_node(op, names, [output], name=output, domain=domain, **attributes))
         return output
 
     def fresh(self, op: str) -> str:

@@ -31,6 +31,7 @@ from albertkit.weights import heads_in
 
 if TYPE_CHECKING:
     from albertkit.runtime.generate import TextGenerator
+    from albertkit.tasks.task import Task
 
 Depth = int | Literal["full"]
 MAX_DEPTH = 1024
@@ -132,7 +133,7 @@ class RuntimeModel:
         return first, last
 
     @cached_property
-    def task(self) -> Any:
+    def task(self) -> Task:
         """The task the model was fine-tuned for, a class of `tasks/`. Raises for a model without a task."""
         from albertkit.tasks import load_task
 

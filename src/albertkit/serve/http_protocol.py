@@ -23,11 +23,11 @@ MAX_HEAD = 65536
 CONTENT_LENGTH = re.compile(rb"[0-9]{1,18}")  # more digits than any length, and int() reads at most 4,300
 
 
-def raw_response(status: str, text: str, header: str = "connection: close", error_type: str = "connection") -> bytes:
+def raw_response(status: str, text: str, error_type: str = "connection") -> bytes:
     """A complete response for a connection that is closed after it."""
     body = f'{{"error":"{text}","error_type":"{error_type}"}}'
-    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{header}"
-    return f"{head}\r\n\r\n{body}".encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return f"{head}\r\nconnection: close\r\n\r\n{body}".encode()
 
 
 TIMEOUT = raw_response("408 Request Timeout", "the request was not complete in time; send it faster, or send less")

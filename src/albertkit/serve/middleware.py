@@ -57,13 +57,13 @@ class Endpoint:
     """Statuses of errors beside those of its method."""
 
     @cached_property
-    def request(self) -> Any:
+    def request(self) -> type[msgspec.Struct] | None:
         """The struct of the body; None without a body."""
         body = get_type_hints(self.handler, include_extras=True)["body"]
         return None if body is NoneType else body
 
     @cached_property
-    def response(self) -> Any:
+    def response(self) -> type | None:
         """The type of the response; None if it is not JSON."""
         result = get_type_hints(self.handler, include_extras=True)["return"]
         return None if result is Response else result
@@ -167,11 +167,11 @@ class EndpointApp:
         try:
             return self.decoder.decode(body)
         except msgspec.ValidationError as error:
+            assert self.endpoint.request is not None
             values = None
-            if len(body) > LARGE_RESPONSE:
-                raise validation_error(error, values, self.endpoint.request) from None
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                values = msgspec.json.decode(body)
+            if len(body) <= LARGE_RESPONSE:
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    values = msgspec.json.decode(body)
             raise validation_error(error, values, self.endpoint.request) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpError(400, f"the body is not valid JSON in UTF-8: {str(error)[:200]}") from None

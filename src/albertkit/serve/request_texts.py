@@ -17,12 +17,13 @@ from albertkit.runtime.embed import EmbedOptions, TokenWindows, split_texts, spl
 from albertkit.runtime.predict import task_features
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.served_models import ServedModel
-from albertkit.tasks.examples import ChoiceExample, QuestionExample
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
 Text = str | list[int]
 """A text, or its token ids."""
+TaskExample = TextExample | TaggedExample | QuestionExample | ChoiceExample
 MAX_EXPANSION = 18  # characters that one becomes in normalization, at most
 SLICE = 4096  # characters that are normalized at a time
 
@@ -41,7 +42,7 @@ def features_of_group(albert: Albert, task: str, examples: list[Any], start: int
     return [replace(feature, example=feature.example + start) for feature in features] if start else features
 
 
-def characters(item: Any, count: Callable[[str], int] = len) -> int:
+def characters(item: Text | TaskExample, count: Callable[[str], int] = len) -> int:
     """Characters of a text, an example or token ids that are tokenized."""
     if isinstance(item, str):
         return count(item)
@@ -54,7 +55,7 @@ def characters(item: Any, count: Callable[[str], int] = len) -> int:
     return count(item.text) + count(getattr(item, "pair", None) or "")
 
 
-def normalized_characters(item: Any) -> int:
+def normalized_characters(item: Text | TaskExample) -> int:
     """Characters after normalization, in which one character may become 18. No tokenizer makes more tokens of them."""
     return characters(item, normalized_length)
 

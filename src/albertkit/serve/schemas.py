@@ -150,7 +150,7 @@ LIMITS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 EXPECTED = re.compile(r"Expected `([^`]+)`(?:(?P<length> of length)? (?P<sign>[<>]=?) (?P<limit>\S+))?")
 
 
-def validation_error(error: ValidationError, values: Any, request: type[Struct]) -> HttpError:
+def validation_error(error: ValidationError, values: object, request: type[Struct]) -> HttpError:
     """The error of msgspec as one sentence with value, rule and remedy. values: the request, None if unknown."""
     problem, _, path = str(error).partition(" - at `$")
     if field := re.search(r"(missing|unknown).* field `([^`]+)`", problem):
@@ -159,7 +159,8 @@ def validation_error(error: ValidationError, values: Any, request: type[Struct])
             return HttpError(422, f"the field {name!r} is missing, and the request needs it. Add it.", param=name)
         hint = nearest(name, request.__struct_fields__)
         return HttpError(422, f"unknown field {name!r}{hint}. Correct its name or remove it.", param=name)
-    name, value = path.strip(".`"), values
+    name = path.strip(".`")
+    value: Any = values
     with suppress(LookupError, TypeError):  # a key that occurs twice
         for key, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
             value = value[key] if key else value[int(place)]

@@ -27,7 +27,7 @@ from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.choose import ChoiceResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample, split_words
-from albertkit.tasks.generation import GeneratedText
+from albertkit.tasks.generation import GeneratedText, GenerateTask
 from albertkit.tasks.tag import IntentResult, TagResult
 
 T = TypeVar("T")
@@ -190,7 +190,9 @@ async def generate(context: RequestContext, body: GenerateRequest) -> TaskResult
     settings = {name: getattr(body, name) for name in GenerateSettings.__dataclass_fields__}
     GenerateSettings(**settings)  # checks them
     layers = model.albert.layers_to_apply(body.depth)
-    most = body.max_tokens or model.albert.task.target_length
+    task = model.albert.task
+    assert isinstance(task, GenerateTask), "only models that generate have this endpoint"
+    most = body.max_tokens or task.target_length
     total, allowed = len(texts) * body.beams * most, context.settings.max_tokens
     if total > allowed:
         raise HttpError(413, f"up to {total:,} tokens would be generated; request at most {allowed:,} at a time")

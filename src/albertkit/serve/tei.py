@@ -215,7 +215,7 @@ async def relevance_scores(
     check_queries([query])
     reads_pairs = "classify" in model.endpoints and model.albert.metadata.details.get("pairs")
     task = model.albert.task if reads_pairs else None
-    if task is None or (task.kind != "regression" and len(task.labels) != 2):
+    if not isinstance(task, ClassifyTask) or (task.kind != "regression" and len(task.labels) != 2):
         return await context.query_cosines(model, query, texts)
     rows, _ = await context.predict_scores(model, [TextExample(query, text) for text in texts], "classify")
     positive = [i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS]
@@ -229,6 +229,7 @@ async def predict(context: RequestContext, body: PredictRequest) -> list[LabelSc
     model = context.choose_model(body.model, "predict")
     examples, is_list = as_pairs(body.inputs)
     task = model.albert.task
+    assert isinstance(task, ClassifyTask), "only classifiers have this endpoint"
     labels = ("value",) if task.kind == "regression" else task.labels
     context.foresee_response(label_bytes(len(examples), labels), "Send fewer texts.")
     rows, _ = await context.predict_scores(model, examples, "classify")

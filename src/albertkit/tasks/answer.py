@@ -27,9 +27,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 MAX_WORD = 50  # characters by which an answer is extended
 _IN_WORD = re.compile("[^\\W_\u0e00-\u10ff\u1100-\u1dff\u2e80-\U0003ffff]")  # of scripts with spaces between words
 _CHINESE = re.compile("[\u4e00-\u9fff]")
-_CMRC_PUNCTUATION = str.maketrans(
-    "", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
-)  # as in the official script
+# As in the official script.
+_CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
 _CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,][^\W\u4e00-\u9fa5]+)*|[^\w\s]")
 
 

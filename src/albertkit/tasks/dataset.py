@@ -21,6 +21,7 @@ from albertkit.tasks.readers import LabelledData, ReadOptions, check_rows, read_
 from albertkit.tasks.readers.labelled_files import Problems, count_noun, list_names
 from albertkit.tasks.task import Task
 
+Label = str | float | tuple[str, ...] | None  # of a `TextExample`
 LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
 
 
@@ -79,13 +80,13 @@ def _with_text_labels(examples: list[Any], train: Sequence[Any]) -> list[Any]:
     if any(isinstance(getattr(example, "label", None), float) for example in (train[0], examples[0])):
         return examples
 
-    def with_text(example: Any) -> Any:
-        label = getattr(example, "label", None)
-        if isinstance(label, Integral):
-            return replace(example, label=str(label))
-        return replace(example, label=tuple(map(str, label))) if isinstance(label, tuple) else example
+    return [replace(e, label=_as_text(e.label)) if isinstance(e, TextExample) else e for e in examples]
 
-    return [with_text(example) for example in examples]
+
+def _as_text(label: Label) -> Label:
+    if isinstance(label, tuple):
+        return tuple(map(str, label))
+    return str(label) if isinstance(label, Integral) else label
 
 
 def _kind_problem(label: Any, first: Any) -> str | None:

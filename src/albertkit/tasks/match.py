@@ -16,6 +16,7 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature, Task, TaskResult, check_variety
 from albertkit.tokenizer import Tokenizer
 
+RANKED_ROWS = 512  # compared with all others at once
 LOSSES = ("cosent", "mnrl", "contrastive")
 CLASSES = ({"0", "1"}, {"no", "yes"}, {"false", "true"})
 
@@ -143,11 +144,11 @@ class MatchTask(Task):
         }
 
 
-def partner_ranks(first: np.ndarray, second: np.ndarray, block: int = 512) -> list[int]:
+def partner_ranks(first: np.ndarray, second: np.ndarray) -> list[int]:
     """The rank of each row's partner among all second vectors (of length 1); in a tie the partner ranks last."""
     ranks: list[int] = []
-    for start in range(0, len(first), block):
-        table = first[start : start + block] @ second.T
+    for start in range(0, len(first), RANKED_ROWS):
+        table = first[start : start + RANKED_ROWS] @ second.T
         own = table[np.arange(len(table)), np.arange(start, start + len(table))]
         ranks += (table >= own[:, None] - 1e-9).sum(1).tolist()
     return ranks

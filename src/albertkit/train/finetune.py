@@ -244,7 +244,7 @@ def evaluate(
     if task == "generate":  # fail before the predictions are computed
         need("rouge_score", "generate", "measuring generated texts")
         need("sacrebleu", "generate", "measuring generated texts")
-    if task == "classify" and options.kind == "auto" and options.separator is None:
+    if isinstance(albert.task, ClassifyTask) and options.kind == "auto" and options.separator is None:
         options = dataclasses.replace(options, kind=albert.task.kind, separator=albert.task.separator)
     examples = read_parts(task, {"test": test}, options, log)["test"]
     for text in check_known_labels(albert.task, examples):

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from albertkit.train.train_settings import TrainSettings
 
+NEWTON_SCHULZ_STEPS = 5
+
 
 class Lamb(torch.optim.Optimizer):
     """Layer-wise adaptive moments (arXiv 1904.00962): an Adam step, rescaled for each tensor to the size of its
@@ -101,7 +103,7 @@ class Muon(torch.optim.Optimizer):
                 p.add_(update, alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)
 
 
-def orthogonalize(matrix: Tensor, rounds: int = 5) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Bring all singular values near 1, by a few steps of the Newton-Schulz polynomial.
 
     A step is X ← P·X, where P is a polynomial of S = X·Xᵀ, so the next S is P·S·P. In float32, wide matrices are
@@ -111,23 +113,23 @@ def orthogonalize(matrix: Tensor, rounds: int = 5) -> Tensor:
     wide = x if x.shape[0] <= x.shape[1] else x.T
     wide = wide / wide.norm().clamp(min=1e-7)
     is_factored = not matrix.is_cuda and wide.shape[1] >= 2 * wide.shape[0]
-    wide = _factored_steps(wide, rounds) if is_factored else _plain_steps(wide, rounds)
+    wide = _factored_steps(wide) if is_factored else _plain_steps(wide)
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
 
 
-def _plain_steps(wide: Tensor, rounds: int) -> Tensor:
-    for _ in range(rounds):
+def _plain_steps(wide: Tensor) -> Tensor:
+    for _ in range(NEWTON_SCHULZ_STEPS):
         wide = torch.addmm(wide, _polynomial(wide @ wide.T), wide, beta=3.4445)
     return wide
 
 
-def _factored_steps(wide: Tensor, rounds: int) -> Tensor:
+def _factored_steps(wide: Tensor) -> Tensor:
     square, total = wide @ wide.T, None  # (rows, rows)
-    for number in range(rounds):
+    for number in range(NEWTON_SCHULZ_STEPS):
         step = _polynomial(square)
         step.diagonal().add_(3.4445)
         total = step if total is None else step @ total
-        square = step @ square @ step if number < rounds - 1 else square
+        square = step @ square @ step if number < NEWTON_SCHULZ_STEPS - 1 else square
     return wide if total is None else total @ wide
 
 

@@ -116,9 +116,8 @@ def recover_model(
     )
     max_length = job.settings.max_length or int(job.model.metadata.details.get("max_length", 128))
     task = DistillTask(job.data, job.model, job.train_settings(1), job.distill, outputs, max_length)
-    epochs = (
-        job.settings.epochs or preset_epochs(len(task.features)) / 2
-    )  # the full model was trained on these examples before
+    # half of the preset: the full model was trained on these examples before
+    epochs = job.settings.epochs or preset_epochs(len(task.features)) / 2
     evaluations = math.ceil(epochs) if job.settings.minutes is None else 10
     task.settings = job.train_settings(max(1, round(task.batches * epochs)), evaluations)
     task.is_trained, task.step = True, job.step
