@@ -52,7 +52,7 @@ from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks import make_task  # noqa: E402
 from albertkit.tasks.readers import read_examples  # noqa: E402
-from albertkit.train.collapse import find_reason  # noqa: E402
+from albertkit.train.collapse import no_learning_reason  # noqa: E402
 from albertkit.train.finetune_runs import loop_settings  # noqa: E402
 from albertkit.train.finetune_task import FinetuneTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
@@ -182,7 +182,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
         size = added(work, outcome.model, [example.text for example in learn[:100]])
     found = {
         "accuracy": outcome.metrics["accuracy"], "seconds": outcome.state.seconds, "memory": memory, "rate": rate, "backoff": outcome.state.backoff,
-        "collapsed": bool(find_reason(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
+        "collapsed": bool(no_learning_reason(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
     }  # fmt: skip
     target.write_text(json.dumps(found), encoding="utf-8")
     print(name, seed, json.dumps(found), flush=True)

@@ -227,13 +227,13 @@ def write_metadata(folder: Path, metadata: ArtifactMetadata, files: dict[str, st
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
     """Compare each file with its stored hash."""
-    for name, wanted in files.items():
+    for name, expected in files.items():
         if Path(name).name != name:
             raise AlbertkitError(f"{METADATA_FILE} names the file {name!r}; only plain names are allowed")
         path = folder / name
         if not path.is_file():
             raise AlbertkitError(f"{path} is missing, but {METADATA_FILE} lists it. Copy the folder again.")
-        if digest(path) != wanted:
+        if digest(path) != expected:
             raise AlbertkitError(f"{path} has changed since it was written (its hash differs). Copy the folder again.")
 
 

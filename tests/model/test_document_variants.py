@@ -11,14 +11,14 @@ from albertkit.artifact import Artifact
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn
 from albertkit.config import Options
 from albertkit.model import Batch
-from albertkit.model.optional_modules import GruFront
+from albertkit.model.optional_modules import EmbeddingGru
 from albertkit.runtime.activation_moments import token_moments
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
 from tests.model.test_options import ids, made
 
 
-def copy_gru(front: GruFront, theirs: torch.nn.GRU) -> None:
+def copy_gru(front: EmbeddingGru, theirs: torch.nn.GRU) -> None:
     """torch's weights in our names: those of the first layer without a number, then _1, _2 …"""
     with torch.no_grad():
         for layer in range(theirs.num_layers):
@@ -39,7 +39,7 @@ def test_the_gru_of_document_003_has_layers_and_no_residual():
     batch, x = Batch.of(ids(7, 7, 3, 1)), torch.randn(18, 6)
     wanted = torch.cat([theirs(part[None])[0][0] for part in x.split([7, 7, 3, 1])])
     for has_residual in (False, True):
-        front = GruFront(6, 3, has_residual)
+        front = EmbeddingGru(6, 3, has_residual)
         copy_gru(front, theirs)
         torch.testing.assert_close(front(x, batch), wanted + x if has_residual else wanted)
 
@@ -49,7 +49,7 @@ def test_a_gru_that_reads_embeddings_of_size_e_is_one_that_reads_them_projected(
     torch.manual_seed(0)
     theirs, x = torch.nn.GRU(4, 6, 2, batch_first=True), torch.randn(5, 4)
     projection = torch.eye(6, 4)  # (H, E)
-    front, same = GruFront(6, 2, residual=False), torch.nn.GRU(6, 6, 2)
+    front, same = EmbeddingGru(6, 2, residual=False), torch.nn.GRU(6, 6, 2)
     with torch.no_grad():
         for mine, own in zip(same.parameters(), theirs.parameters(), strict=True):
             mine.copy_(own @ projection.T if own.shape == (18, 4) else own)

@@ -30,7 +30,7 @@ from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.model.optional_modules import ConfigurableAttention, DocumentNorm, GruFront
+from albertkit.model.optional_modules import ConfigurableAttention, DocumentNorm, EmbeddingGru
 from albertkit.options import given_options
 from albertkit.tasks import make_task
 from albertkit.tokenizer import Tokenizer
@@ -228,7 +228,7 @@ def test_the_documents_norm_and_its_gradient_for_equal_numbers():
 
 def test_the_gru_is_torchs_and_knows_no_later_token():
     torch.manual_seed(0)
-    front, theirs = GruFront(6), torch.nn.GRU(6, 6, batch_first=True)
+    front, theirs = EmbeddingGru(6), torch.nn.GRU(6, 6, batch_first=True)
     names = ("input_weight", "state_weight", "input_bias", "state_bias")
     with torch.no_grad():
         for mine, own in zip(names, theirs.parameters(), strict=True):

@@ -19,11 +19,11 @@ from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime import early_exit as exits
-from albertkit.runtime.calibration import MIN_TEXTS, calibrate, fit, fit_line, lower_bound
+from albertkit.runtime.calibration import MIN_TEXTS, calibrate, fit_calibration, fit_line, lower_bound
 from albertkit.runtime.early_exit import (
+    EarlyExitRunner,
     ExitCalibration,
     ExitRule,
-    EarlyExitRunner,
     parse_early_exit,
     read_depths,
     risk_limits,
@@ -289,7 +289,7 @@ def test_what_is_promised_holds_nineteen_times_in_twenty():
     fresh, right = made_up(rng, 40_000)
     broken, saved = 0, []
     for _ in range(80):
-        found = fit(*made_up(rng, 600), range(1, 7), 7)
+        found = fit_calibration(*made_up(rng, 600), range(1, 7), 7)
         limits = np.array(found.limits(0.9))
         leaves = np.concatenate([fresh <= limits, np.ones((len(fresh), 1), bool)], 1)
         at = leaves.argmax(1)
@@ -301,7 +301,7 @@ def test_what_is_promised_holds_nineteen_times_in_twenty():
 
 
 def test_the_more_is_promised_the_deeper_texts_go():
-    found = fit(*made_up(np.random.default_rng(1), 3000), range(1, 7), 7)
+    found = fit_calibration(*made_up(np.random.default_rng(1), 3000), range(1, 7), 7)
     limits = [np.array(found.limits(share)) for share in (0.8, 0.9, 0.95)]
     assert (limits[0] >= limits[1]).all() and (limits[1] >= limits[2]).all()
     assert ExitCalibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found
@@ -317,14 +317,14 @@ def test_lines_and_limits():
     assert 0.01 < limit < 0.5
     assert fit_line(np.array([np.inf, 0.5]), np.array([True, True])) is None
     assert risk_limits([None, (-9.0, 0.0), (9.0, 0.0)], 0.1) == (-1.0, np.inf, -1.0)
-    assert fit(np.zeros((MIN_TEXTS - 1, 2)), np.ones((MIN_TEXTS - 1, 2), bool), (1, 2), 3) is None
+    assert fit_calibration(np.zeros((MIN_TEXTS - 1, 2)), np.ones((MIN_TEXTS - 1, 2), bool), (1, 2), 3) is None
 
 
 @pytest.mark.parametrize(
     "damage", [{"exit_depths": "x"}, {"lines": [[1]]}, {"risks": [[0, 1, 2]]}, {"depth": None}, []]
 )
 def test_a_damaged_calibration_is_an_error(damage):
-    found = fit(*made_up(np.random.default_rng(1), 300), range(1, 7), 7).to_dict()
+    found = fit_calibration(*made_up(np.random.default_rng(1), 300), range(1, 7), 7).to_dict()
     with pytest.raises(AlbertkitError, match="damaged"):
         ExitCalibration.from_dict({**found, **damage} if damage else damage)
 

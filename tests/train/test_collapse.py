@@ -20,7 +20,7 @@ from albertkit.tasks.match import MatchTask
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.train import collapse, finetune_runs
 from albertkit.train import finetune as tune
-from albertkit.train.collapse import LossCurve, find_reason, steps_at_preset_rate
+from albertkit.train.collapse import LossCurve, no_learning_reason, steps_at_preset_rate
 from albertkit.train.finetune_task import FinetuneTask, loss_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from tests.train.conftest import TOPICS
@@ -59,17 +59,17 @@ def test_values_that_hardly_differ_are_a_collapse_and_those_in_the_right_order_a
     rng = np.random.default_rng(seed)
     right = rng.normal(size=count)
     flat = constant + 1e-3 * rng.normal(size=(count, 1))
-    assert "no closer" in (find_reason(work(VALUES, flat, right.tolist())) or "")
+    assert "no closer" in (no_learning_reason(work(VALUES, flat, right.tolist())) or "")
     for size in (0.5, 1.0, 5.0):
         knows = constant + size * (right[:, None] + 0.5 * rng.normal(size=(count, 1)))
-        assert find_reason(work(VALUES, knows, right.tolist())) is None
+        assert no_learning_reason(work(VALUES, knows, right.tolist())) is None
 
 
 def test_few_values_or_equal_ones_say_nothing():
     right = np.linspace(-1, 1, 19)
     flat = 1e-3 * np.sin(np.arange(60.0))[:, None]
-    assert find_reason(work(VALUES, flat[:19], right.tolist())) is None
-    assert find_reason(work(VALUES, flat, [0.5] * 60)) is None
+    assert no_learning_reason(work(VALUES, flat[:19], right.tolist())) is None
+    assert no_learning_reason(work(VALUES, flat, [0.5] * 60)) is None
 
 
 # Collapsed, too short, or not general --------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_one_intent_for_everything_is_a_collapse_though_slots_differ():
     def judged(right: str, found: str) -> str | None:
         dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), i) for n, i in enumerate(right)]
         task = IntentTask(("a", "b"), ("O", "B-X", "I-X"))
-        return find_reason(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
+        return no_learning_reason(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
 
     assert judged("ababab", "aaaaaa") == "the model predicts the same intent for every text"
     assert judged("ababab", "aaabaa") is None and judged("aaaaaa", "aaaaaa") is None
@@ -189,7 +189,7 @@ def test_entities_have_no_intent_to_be_the_same():
     """Though the examples have some, which only `intent` learns."""
     dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), "ab"[n % 2]) for n in range(6)]
     results = [TagResult("a" * 9, found.spans) for found in understood("ababab")]
-    assert find_reason(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
+    assert no_learning_reason(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -202,10 +202,10 @@ def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, siz
     right = (rng.random((400, 10)) < shares).astype(float)
     shared = np.log(shares / (1 - shares)) + 0.002 * rng.normal(size=right.shape)
     shared[7] += 9  # one text gets labels
-    assert find_reason(work(task, shared, right.tolist())) == "correct labels are no more likely than by chance"
+    assert no_learning_reason(work(task, shared, right.tolist())) == "correct labels are no more likely than by chance"
     knows = size * (rng.normal(size=right.shape) + 4 * right - 3)
-    assert find_reason(work(task, knows, right.tolist())) is None
-    assert find_reason(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
+    assert no_learning_reason(work(task, knows, right.tolist())) is None
+    assert no_learning_reason(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
 
 
 # The folder of another training --------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, Tag
 from albertkit.tasks.task import Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_report
-from albertkit.train.collapse import find_reason
+from albertkit.train.collapse import no_learning_reason
 from albertkit.train.finetune import _with_class_weights
 from albertkit.train.finetune import finetune_examples as tune
 from albertkit.train.finetune_report import EvaluatedRun, draw_confusion, errors_table, metrics_table
@@ -290,8 +290,8 @@ def test_intents_that_differ_are_no_collapse():
     dev = [TaggedExample("a", ((0, 1),), (), str(n)) for n in range(6)]
     differ = [IntentResult(str(n), 0.9, ()) for n in range(6)]
     same = [IntentResult("1", 0.9 - n / 10, ()) for n in range(6)]
-    assert not find_reason(SimpleNamespace(task=Task(), dev=dev, results=differ))
-    assert find_reason(SimpleNamespace(task=Task(), dev=dev, results=same))
+    assert not no_learning_reason(SimpleNamespace(task=Task(), dev=dev, results=differ))
+    assert no_learning_reason(SimpleNamespace(task=Task(), dev=dev, results=same))
 
 
 def test_the_threshold_is_found_on_held_out_questions(start):

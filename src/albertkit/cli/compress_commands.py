@@ -219,8 +219,8 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
 
         data = training.read(open_model(source))
         texts = texts or data.texts()[:512] or None
-        asked = repr((sorted(values.items()), texts))
-        recovery = Recovery(data, training.settings, run_folder(output), log, progress_bar=True, identity=asked)
+        identity = repr((sorted(values.items()), texts))
+        recovery = Recovery(data, training.settings, run_folder(output), log, progress_bar=True, identity=identity)
     report = run(source, output, settings, texts, force, show_status, recovery)
     scores = {} if recovery is None else {name: asdict(score) for name, score in recovery.scores.items()}
     lines = describe_pruned(output, report)

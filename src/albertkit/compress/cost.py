@@ -257,15 +257,15 @@ class PlanCandidate:
         shapes = encoder_shapes(self.config) if self.is_static else stored_shapes(self.config, self.heads)
         return weight_bytes(shapes)[FORMATS[self.bits]]
 
-    def memory(self, length: int, tokenizer: float) -> float:
+    def memory(self, length: int, tokenizer_bytes: float) -> float:
         """Bytes it adds to a process. onnxruntime copies each weight, and the matrices of layers twice."""
         kind = "float32" if self.bits == 32 else "int8"
         weights = weight_bytes(encoder_shapes(self.config))[kind]
         if self.is_static:
-            return tokenizer + weights
+            return tokenizer_bytes + weights
         layers = weight_bytes(stored_layers(self.config))[kind]
         activations = activation_memory(self.config, min(length, self.config.max_position_embeddings), 1)["inference"]
-        return tokenizer + 2 * weights + layers + activations + SESSION_BYTES
+        return tokenizer_bytes + 2 * weights + layers + activations + SESSION_BYTES
 
 
 def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
@@ -273,10 +273,10 @@ def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
     shapes = {name: config} | {other: preset(other) for other in PRESETS if other != name and not other.endswith("-zh")}
     found = []
     for other, shape in shapes.items():
-        if _work(shape) <= _work(config):
+        if _total_operations(shape) <= _total_operations(config):
             for depth in DEPTH_SHARES:
                 smaller = _shallower(shape, depth)
-                loss = math.log2(_work(config) / _work(smaller))
+                loss = math.log2(_total_operations(config) / _total_operations(smaller))
                 found += [PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
     return _distinct(found)
 
@@ -305,7 +305,7 @@ def model_candidates(
             if config.options.outer_intermediate_size:
                 ffn = 1.0
             pruned = pruned_config(shallow, share, ffn)
-            loss = depth_loss + 0.5 * math.log2(_work(shallow) / _work(pruned))
+            loss = depth_loss + 0.5 * math.log2(_total_operations(shallow) / _total_operations(pruned))
             found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS]
     if static:
         table = static_config(config, config.vocab_size, min(STATIC_DIM, config.hidden_size))
@@ -353,7 +353,7 @@ def resolve_count(amount: Amount | None, total: int, what: str) -> int:
     return number
 
 
-def _work(config: AlbertConfig) -> float:
+def _total_operations(config: AlbertConfig) -> float:
     return operations(config, 64)["total"]
 
 

@@ -29,7 +29,7 @@ from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens, token_moments
 from albertkit.runtime.engine import cores
-from albertkit.tasks import TASKS, gives_vectors
+from albertkit.tasks import TASKS, computes_vectors
 from albertkit.tokenizer import Tokenizer
 
 
@@ -134,7 +134,7 @@ class PlannedModel:
     artifact: Artifact
     ids: list[list[int]]
     """Texts to calibrate with, as token ids."""
-    held: list[list[int]]
+    held_out: list[list[int]]
     """Texts to compare vectors on."""
     check: QualityCheck | None
     """Scores folders on labelled examples, if there are any."""
@@ -163,11 +163,11 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
     else:
         quality = depth_quality(model, model_folder(shape))
         heads = stored_heads(model.artifact.weights)
-        candidates = model_candidates(name, config, quality, gives_vectors(model.artifact.metadata), heads)
+        candidates = model_candidates(name, config, quality, computes_vectors(model.artifact.metadata), heads)
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
     progress("measuring memory")
-    words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
-    chosen = propose(candidates, machine, request, words)
+    tokenizer_bytes, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
+    chosen = propose(candidates, machine, request, tokenizer_bytes)
     measurements = measure_candidates([p.candidate for p in chosen], model, tokenizer, machine, progress)
     proposals = [
         replace(
@@ -243,11 +243,11 @@ def _planned_model(shape: str, artifact: Artifact, request: PlanRequest, progres
     fitted, held_out = split_texts(request.texts)
     ids = calibration_tokens(artifact, fitted, progress)
     if held_out is None:
-        held = synthetic_tokens(artifact, progress, texts=16, seed=1)
+        held_out_ids = synthetic_tokens(artifact, progress, texts=16, seed=1)
     else:
-        held = calibration_tokens(artifact, held_out)
+        held_out_ids = calibration_tokens(artifact, held_out)
     check = None if request.examples is None else QualityCheck(shape, request.examples)
-    return PlannedModel(artifact, ids, held, check)
+    return PlannedModel(artifact, ids, held_out_ids, check)
 
 
 def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
@@ -261,7 +261,9 @@ def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
     if model.check is not None:
         scores = {depth: model.check.score(folder, depth).value for depth in depths}
         return {depth: 1 - max(0.0, scores[full] - score) for depth, score in scores.items()}
-    vectors = {depth: mean_vectors(config, dict(model.artifact.weights), model.held[:32], depth) for depth in depths}
+    vectors = {
+        depth: mean_vectors(config, dict(model.artifact.weights), model.held_out[:32], depth) for depth in depths
+    }
     return {depth: float((found * vectors[full]).sum(axis=1).mean()) for depth, found in vectors.items()}
 
 
@@ -269,15 +271,18 @@ def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
 
 
 def propose(
-    candidates: Sequence[PlanCandidate], machine: Machine, request: PlanRequest, tokenizer: float
+    candidates: Sequence[PlanCandidate], machine: Machine, request: PlanRequest, tokenizer_bytes: float
 ) -> list[Proposal]:
     """The likely best candidates within the limits; if none fits, the nearest ones.
 
-    tokenizer: bytes that the tokenizer adds to a process.
+    tokenizer_bytes: bytes that the tokenizer adds to a process.
     """
     found = []
     for candidate in candidates:
-        seconds, memory = machine.latency(candidate.config, candidate.bits), candidate.memory(machine.length, tokenizer)
+        seconds, memory = (
+            machine.latency(candidate.config, candidate.bits),
+            candidate.memory(machine.length, tokenizer_bytes),
+        )
         found.append(Proposal(candidate, seconds, memory, request.allows(seconds, memory)))
 
     def excess(proposal: Proposal) -> float:  # the larger ratio of cost to limit
@@ -319,7 +324,7 @@ def measure_candidates(
                 if model.check is not None:
                     quality = model.check.score(folder).value
                 else:
-                    quality = float(vector_cosines(model.artifact, read_artifact(folder), model.held).mean())
+                    quality = float(vector_cosines(model.artifact, read_artifact(folder), model.held_out).mean())
                 measurement = replace(measurement, quality=quality, loss=full_score - quality)
             found.append(measurement)
     return found

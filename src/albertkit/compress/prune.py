@@ -112,9 +112,9 @@ def prune(
     fitted, held_out = split_texts(texts)
     sample, text_kind = _comparison_texts(before, settings, held_out)
     if sample is None:
-        held = synthetic_tokens(before, progress, texts=16, seed=1)
+        compared_ids = synthetic_tokens(before, progress, texts=16, seed=1)
     else:
-        held = calibration_tokens(before, sample)
+        compared_ids = calibration_tokens(before, sample)
     ids: list[list[int]] = []
     if settings.heads is not None or settings.ffn is not None:
         ids = calibration_tokens(before, fitted, progress)
@@ -126,7 +126,7 @@ def prune(
         progress("pruning the vocabulary")
         after = _with_history(after, prune_vocabulary(after, settings.vocabulary))
     progress("comparing")
-    cosines = vector_cosines(before, after, held, None if sample is None else calibration_tokens(after, sample))
+    cosines = vector_cosines(before, after, compared_ids, None if sample is None else calibration_tokens(after, sample))
     loss = None
     if before.tokenizer is not None:
         loss = metric_loss(

@@ -162,7 +162,7 @@ def quantize(
     if artifact.config.options.static and bits != 8:
         raise AlbertkitError(f"bits={bits} is not available: a static model is stored in 8 bits. Omit bits.")
     fitted, held_out = split_texts(texts)
-    held, text_kind = _held_out_ids(artifact, held_out, progress)
+    compared_ids, text_kind = _compared_ids(artifact, held_out, progress)
     moments, calibration = None, "as trained"
     if trained is None:
         moments = activation_moments(artifact, fitted, progress)
@@ -176,7 +176,7 @@ def quantize(
         progress("rounding")
         write_artifact(stored, scratch, bits=bits, moments=moments, smooths=None if trained is None else trained.smooth)
         progress("comparing")
-        agreement = Agreement.of(vector_cosines(artifact, read_stored(scratch), held), text_kind)
+        agreement = Agreement.of(vector_cosines(artifact, read_stored(scratch), compared_ids), text_kind)
         lost = None
         if artifact.tokenizer is not None:
             models = open_in_memory(artifact, "the full model"), open_in_memory(read_stored(scratch), "the result")
@@ -213,7 +213,7 @@ def split_texts(texts: Sequence[str] | None) -> tuple[Sequence[str] | None, Sequ
     return [text for i, text in enumerate(texts) if i % 10], texts[::10]
 
 
-def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> tuple[list[list[int]], str]:
+def _compared_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> tuple[list[list[int]], str]:
     """Texts to compare vectors on, as token ids, and their kind: held-out ones, else built-in sentences."""
     if texts is not None and artifact.tokenizer is None:
         raise AlbertkitError(

@@ -215,7 +215,7 @@ class CorpusBuilder:
         blocks = read_blocks(self.files, settings.text_column, self.position)
         with closing(tokenize_blocks(blocks, self.folder / TOKENIZER, settings, workers)) as results:
             for block, documents in results:
-                for split, chosen in self.choose(documents).items():
+                for split, chosen in self.split_documents(documents).items():
                     self.writers[split].add(chosen)
                 self.position = block.end
                 self._check_unknown(CHECKED_TOKENS)
@@ -223,7 +223,7 @@ class CorpusBuilder:
                     self._save()
                 progress("corpus", before[block.start.source] + block.bytes_read, before[-1], self.counts["tokens"])
 
-    def choose(self, documents: TokenizedDocuments) -> dict[str, DocumentArrays]:
+    def split_documents(self, documents: TokenizedDocuments) -> dict[str, DocumentArrays]:
         """The documents that are kept, by split."""
         counts, settings, total = self.counts, self.settings, len(documents.documents)
         new = self.log.first_seen(documents.hashes)
@@ -239,7 +239,9 @@ class CorpusBuilder:
         counts["bad_lines"] += documents.bad_lines
         counts["unknown"] += documents.unknown
         counts["tokens_read"] += len(documents.tokens)
-        chosen = {split: _select(documents, new & long & (held_out == (split == "held-out"))) for split in SPLITS}
+        chosen = {
+            split: _select_documents(documents, new & long & (held_out == (split == "held-out"))) for split in SPLITS
+        }
         for part in chosen.values():
             counts["sentences"] += len(part.sentences)
             counts["tokens"] += len(part.tokens)
@@ -262,7 +264,7 @@ class CorpusBuilder:
             writer.finish_shard()
             self.counts["words"] += sum(entry["words"] for entry in writer.entries)
         if not self.writers["train"].entries:
-            raise AlbertkitError(_empty(self.counts, self.settings))
+            raise AlbertkitError(_no_documents_reason(self.counts, self.settings))
         manifest = {
             "format": FORMAT,
             "vocabulary": self.vocabulary,
@@ -276,13 +278,13 @@ class CorpusBuilder:
         return manifest
 
 
-def _select(documents: TokenizedDocuments, chosen: np.ndarray) -> DocumentArrays:
+def _select_documents(documents: TokenizedDocuments, chosen: np.ndarray) -> DocumentArrays:
     of_sentences = np.repeat(chosen, documents.documents)
     tokens = documents.tokens[np.repeat(of_sentences, documents.sentences)]
     return DocumentArrays(tokens, documents.sentences[of_sentences], documents.documents[chosen])
 
 
-def _empty(counts: dict[str, int], settings: CorpusSettings) -> str:
+def _no_documents_reason(counts: dict[str, int], settings: CorpusSettings) -> str:
     """The reason why there is nothing to train on."""
     read, short, twice = (counts[name] for name in ("documents_read", "too_short", "duplicates"))
     if not read:

@@ -87,7 +87,7 @@ def read_blocks(
 
 def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iterator[Block]:
     with open_text_file(file) as (stream, position):
-        _skip(stream, start.offset)
+        _skip_bytes(stream, start.offset)
         data, size, has_more = b"", BLOCK_BYTES, True
         while has_more or data:
             parts, length = [data], len(data)
@@ -97,7 +97,7 @@ def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iter
                 parts.append(part)
                 length += len(part)
             data = b"".join(parts)
-            cut, is_inside = _cut(data, file.format) if has_more else (len(data), False)
+            cut, is_inside = _block_end(data, file.format) if has_more else (len(data), False)
             if not cut and len(data) >= DOCUMENT_LIMIT:
                 raise AlbertkitError(_long_line(file.name, start.line))
             size = BLOCK_BYTES if cut else size + BLOCK_BYTES
@@ -116,7 +116,7 @@ def _long_line(name: str, line: int) -> str:
     )
 
 
-def _skip(stream: Any, count: int) -> None:
+def _skip_bytes(stream: Any, count: int) -> None:
     while count > 0:
         part = stream.read(min(count, BLOCK_BYTES))
         if not part:
@@ -124,7 +124,7 @@ def _skip(stream: Any, count: int) -> None:
         count -= len(part)
 
 
-def _cut(data: bytes, format: TextFormat) -> tuple[int, bool]:
+def _block_end(data: bytes, format: TextFormat) -> tuple[int, bool]:
     """The number of bytes of a block (0: read more), and whether it ends inside a document."""
     if format == "jsonl":
         return data.rfind(b"\n") + 1, False

@@ -56,33 +56,33 @@ class ExplainTarget:
         """Unit of the value: log-odds, value or cosine."""
         return {"number": "value", "cosine": "cosine"}.get(self.form, "log-odds")
 
-    def select(self, read: Sequence[Any]) -> list[tuple[Any, int]]:
+    def select(self, outputs: Sequence[Any]) -> list[tuple[Any, int]]:
         """(scores, index) of each distribution, from the scores of each row; numpy or torch."""
-        scores = read[0] if self.head is None else read[0][self.head]
+        scores = outputs[0] if self.head is None else outputs[0][self.head]
         if self.form == "token":
             return [(scores[self.tokens[0]], self.index)]
         if self.form == "span":
             return [(scores[:, c], t) for c, t in zip(self.columns, self.tokens, strict=True)]
         return [(scores, self.index)]
 
-    def terms(self, read: Sequence[Any]) -> np.ndarray:
+    def terms(self, outputs: Sequence[Any]) -> np.ndarray:
         """The value's summands (two for an answer), from the scores of each row."""
         if self.form == "cosine":
-            other = self.reference if self.reference is not None else read[1]
-            return cosines(read[0][None], np.asarray(other)[None])
+            other = self.reference if self.reference is not None else outputs[1]
+            return cosines(outputs[0][None], np.asarray(other)[None])
         if self.form == "word":  # already computed by `read_target`, because the scores of all words need much memory
-            return np.asarray(read[0], np.float64)[None]
-        selected = self.select(read)
+            return np.asarray(outputs[0], np.float64)[None]
+        selected = self.select(outputs)
         if self.form in ("label", "number"):
             return np.array([self.offset + float(scores[index]) / self.scale for scores, index in selected])
         return np.array([log_odds(np.asarray(scores, np.float64) / self.scale, index) for scores, index in selected])
 
-    def value(self, read: Sequence[Any]) -> float:
-        return float(self.terms(read).sum())
+    def value(self, outputs: Sequence[Any]) -> float:
+        return float(self.terms(outputs).sum())
 
-    def probability(self, read: Sequence[Any]) -> float:
+    def probability(self, outputs: Sequence[Any]) -> float:
         """The value as a probability; values and cosines are not converted."""
-        terms = self.terms(read)
+        terms = self.terms(outputs)
         if self.unit != "log-odds":
             return float(terms.sum())
         return float(np.prod(1 / (1 + np.exp(-np.clip(terms, -700, 700)))))
@@ -103,7 +103,11 @@ def log_odds(scores: np.ndarray, index: int) -> float:
 
 
 def choose_target(
-    albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], result: Prediction, settings: ExplainSettings
+    albert: RuntimeModel,
+    tokenized: TokenizedInput,
+    outputs: Sequence[Any],
+    result: Prediction,
+    settings: ExplainSettings,
 ) -> ExplainTarget:
     """The target of an input, from the scores of its rows at full depth and their result."""
     kind = tokenized.kind
@@ -112,19 +116,19 @@ def choose_target(
             f"at={settings.at!r} is not used for {kind!r}: it selects a word, a mask or an end of an answer. Omit it."
         )
     if kind in ("similar", "embed"):
-        return _cosine_target(tokenized, read, settings)
+        return _cosine_target(tokenized, outputs, settings)
     if kind == "fill":
-        return _word_target(albert, tokenized, read[0], settings)
+        return _word_target(albert, tokenized, outputs[0], settings)
     if kind == "answer":
         return _span_target(tokenized, result, settings)
     task = albert.task
     if isinstance(task, ClassifyTask):
-        return _class_target(task, read[0], settings)
+        return _class_target(task, outputs[0], settings)
     if not isinstance(task, IntentTask):
-        return _token_target(task, tokenized, read[0], settings, head=None)
+        return _token_target(task, tokenized, outputs[0], settings, head=None)
     if settings.at is not None:
-        return _token_target(task, tokenized, read[0][1], settings, head=1)
-    index = _index_of(settings.target, task.intents, int(np.argmax(read[0][0])))
+        return _token_target(task, tokenized, outputs[0][1], settings, head=1)
+    index = _index_of(settings.target, task.intents, int(np.argmax(outputs[0][0])))
     return ExplainTarget(task.intents[index], "class", index, head=0)
 
 
@@ -216,11 +220,11 @@ def _word_target(
     return ExplainTarget(f"{shown!r} at mask {at}", "word", token, (place,))
 
 
-def _cosine_target(tokenized: TokenizedInput, read: Sequence[Any], settings: ExplainSettings) -> ExplainTarget:
+def _cosine_target(tokenized: TokenizedInput, outputs: Sequence[Any], settings: ExplainSettings) -> ExplainTarget:
     _check_unused(settings.target, "vectors have no classes")
     if tokenized.kind == "similar":
         return ExplainTarget("similarity of the two texts", "cosine")
-    return ExplainTarget("direction of the text's vector", "cosine", reference=np.asarray(read[0]))
+    return ExplainTarget("direction of the text's vector", "cosine", reference=np.asarray(outputs[0]))
 
 
 def _check_unused(target: str | None, reason: str) -> None:
@@ -255,7 +259,7 @@ class InputVariants:
 
     def values(self, kept: np.ndarray) -> np.ndarray:
         """(variants, words) bool → the target's value for each variant."""
-        return np.array([target.value(read) for target, read in self.read(kept)])
+        return np.array([target.value(outputs) for target, outputs in self.read(kept)])
 
     def read(self, kept: np.ndarray) -> list[tuple[ExplainTarget, list[Any]]]:
         """For each variant the target, at its new positions, and what it reads of each row."""
@@ -266,8 +270,8 @@ class InputVariants:
         for kept_words in np.asarray(kept, bool):
             target, row_numbers = self.target, []
             for place, row in enumerate(self.input.rows):
-                read = self.target.tokens if place == 0 else ()
-                ids, segments, positions = hide_words(row, kept_words, filler, self.hide, read)
+                protected = self.target.tokens if place == 0 else ()
+                ids, segments, positions = hide_words(row, kept_words, filler, self.hide, protected)
                 if place == 0:  # where its tokens are after others were dropped
                     target = replace(target, tokens=tuple(int(positions[token]) for token in target.tokens))
                 key = (place, np.append(ids, target.tokens).tobytes())
@@ -303,16 +307,19 @@ def filler_token(albert: RuntimeModel, hide: str) -> int:
 
 
 def hide_words(
-    row: TokenRow, kept: np.ndarray, filler: int, hide: str, read: Sequence[int]
+    row: TokenRow, kept: np.ndarray, filler: int, hide: str, protected: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids and segments of a row in which only some words are kept, and the new position of each old token."""
+    """Ids and segments of a row in which only some words are kept, and the new position of each old token.
+
+    protected: tokens that the target reads, which are never dropped.
+    """
     ids, segments = np.array(row.ids), np.array(row.segments)
     is_hidden = (row.owner >= 0) & ~kept[row.owner]
     ids[is_hidden] = filler
     stays = np.ones(len(ids), bool)
     if hide == "drop":
         stays = ~is_hidden
-        stays[list(read)] = True
+        stays[list(protected)] = True
     return ids[stays], segments[stays], np.cumsum(stays) - 1
 
 

@@ -136,7 +136,7 @@ def prediction_kind(albert: RuntimeModel, text: str) -> str | None:
     if "[MASK]" in text and can_fill_masks(albert):
         return "fill"
     task = TASKS.get(albert.metadata.task)
-    return task.name if task is not None and task.can_be_explained and not task.gives_vectors else None
+    return task.name if task is not None and task.can_be_explained and not task.computes_vectors else None
 
 
 def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:

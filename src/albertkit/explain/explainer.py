@@ -121,12 +121,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ExplainState:
-    """A tokenized input, its target, and what was read at each depth."""
+    """A tokenized input, its target, and the outputs that it reads at each depth."""
 
     input: TokenizedInput
     target: ExplainTarget
     prediction: Prediction
-    states: dict[int, list[Any]]
+    outputs: dict[int, list[Any]]
     depth: int
 
 
@@ -168,7 +168,7 @@ class Explainer:
             return Explainer(albert.mask_model).explain(texts, settings)
         state = self.prepare(texts, settings)
         tokenized, target = state.input, state.target
-        layers = layer_predictions(albert, tokenized, target, state.states, settings.k)
+        layers = layer_predictions(albert, tokenized, target, state.outputs, settings.k)
         can_exit = tokenized.kind not in ("fill", "similar") and state.depth == albert.depth
         first = tokenized.rows[0]
         matches = {layer.depth: layer.matches_full_depth for layer in layers}
@@ -197,10 +197,10 @@ class Explainer:
         tokenized = tokenize_input(albert, texts)
         depth = albert.layers_to_apply(settings.depth)
         check_trained_depth(albert.config, albert.metadata, depth)
-        states = read_depths(albert, tokenized, trained_depths(albert.config, albert.metadata, depth))
-        prediction = prediction_from(albert, tokenized, states[depth], settings.k)
-        target = choose_target(albert, tokenized, states[depth], prediction, settings)
-        return ExplainState(tokenized, target, prediction, states, depth)
+        outputs = read_depths(albert, tokenized, trained_depths(albert.config, albert.metadata, depth))
+        prediction = prediction_from(albert, tokenized, outputs[depth], settings.k)
+        target = choose_target(albert, tokenized, outputs[depth], prediction, settings)
+        return ExplainState(tokenized, target, prediction, outputs, depth)
 
     def attribute(self, state: ExplainState, method: str, settings: ExplainSettings) -> Attribution:
         """The values of the words by one method."""

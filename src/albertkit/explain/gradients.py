@@ -22,7 +22,7 @@ from albertkit.explain.attribution import Attribution, InputVariants, filler_tok
 from albertkit.model import AlbertModel, EncoderOutput, pool
 from albertkit.model.packed_batch import Batch
 from albertkit.runtime.graph_builder import as_float
-from albertkit.runtime.predict import reads_vectors
+from albertkit.runtime.predict import has_frozen_head
 
 TOKENS_AT_ONCE = 4096  # gradients keep the activations of every layer
 
@@ -61,9 +61,9 @@ class TargetFunction:
             places=torch.arange(copies * tokens),
         )
         encoded = self.model.encoder(batch, depth=self.depth)
-        read = self._read(encoded)
+        outputs = self._read(encoded)
         rows = len(one.lengths)
-        return torch.stack([self._value(read[copy * rows : (copy + 1) * rows]) for copy in range(copies)])
+        return torch.stack([self._value(outputs[copy * rows : (copy + 1) * rows]) for copy in range(copies)])
 
     def _read(self, encoded: EncoderOutput) -> list[Any]:
         """What the target reads of each row, as `attribution.read_target` does."""
@@ -75,26 +75,26 @@ class TargetFunction:
             scores = heads["mlm"](encoded, torch.from_numpy(starts + target.tokens[0])).logits
             return list(scores[:, : self.albert.tokenizer.vocab_size])
         if target.form == "token":
-            read = heads["tag"](encoded).logits.split(lengths)
+            outputs = heads["tag"](encoded).logits.split(lengths)
         elif target.form == "span":
             answer = heads["answer"](encoded)
-            read = torch.stack([answer.start, answer.end], -1).split(lengths)
-        elif reads_vectors(self.albert):
+            outputs = torch.stack([answer.start, answer.end], -1).split(lengths)
+        elif has_frozen_head(self.albert):
             vectors = torch.nn.functional.normalize(pool(encoded, self.albert.metadata.pooling), dim=-1)
-            read = heads["classify"].linear(vectors)  # type: ignore[operator]
+            outputs = heads["classify"].linear(vectors)  # type: ignore[operator]
         else:
-            read = heads["classify"](encoded).logits
+            outputs = heads["classify"](encoded).logits
         if target.head is None:
-            return list(read)
-        return [(None, scores) if target.head else (scores, None) for scores in read]
+            return list(outputs)
+        return [(None, scores) if target.head else (scores, None) for scores in outputs]
 
-    def _value(self, read: Sequence[Any]) -> Tensor:
+    def _value(self, outputs: Sequence[Any]) -> Tensor:
         """`ExplainTarget.value` in torch."""
         target = self.target
         if target.form == "cosine":
-            other = read[1] if target.reference is None else torch.from_numpy(np.array(target.reference, np.float32))
-            return torch.nn.functional.cosine_similarity(read[0], other, dim=0)
-        selected = target.select(read)
+            other = outputs[1] if target.reference is None else torch.from_numpy(np.array(target.reference, np.float32))
+            return torch.nn.functional.cosine_similarity(outputs[0], other, dim=0)
+        selected = target.select(outputs)
         if target.form in ("label", "number"):
             return torch.stack([target.offset + scores[index] / target.scale for scores, index in selected]).sum()
         return torch.stack([_log_odds(scores / target.scale, index) for scores, index in selected]).sum()

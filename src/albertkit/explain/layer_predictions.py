@@ -104,33 +104,33 @@ def _read_rows(albert: RuntimeModel, example: Example | None, hidden: np.ndarray
     return read_heads(albert, hidden, lengths)
 
 
-def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Prediction:
+def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, outputs: Sequence[Any], k: int = 5) -> Prediction:
     """The prediction from what was read at one depth."""
     if tokenized.kind == "fill":
         masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
-        return mask_predictions(albert, likeliest_tokens(albert, read[0][masks], k))
+        return mask_predictions(albert, likeliest_tokens(albert, outputs[0][masks], k))
     if tokenized.kind == "similar":
-        return ExplainTarget("", "cosine").value(read)
+        return ExplainTarget("", "cosine").value(outputs)
     if tokenized.kind == "embed":
         return None
     features = task_features(albert, [tokenized.example], tokenized.kind)
-    result: Prediction = albert.task.results(read, features, [tokenized.example])[0]
+    result: Prediction = albert.task.results(outputs, features, [tokenized.example])[0]
     return result
 
 
 def layer_predictions(
-    albert: RuntimeModel, tokenized: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
+    albert: RuntimeModel, tokenized: TokenizedInput, target: ExplainTarget, by_depth: dict[int, list[Any]], k: int
 ) -> tuple[LayerPrediction, ...]:
     """The prediction at every depth, compared with that of the last."""
     lengths = np.array([len(tokenized.rows[0].ids)])
-    predictions = {depth: prediction_from(albert, tokenized, read, k) for depth, read in states.items()}
-    final = first_choice(predictions[max(states)])
+    predictions = {depth: prediction_from(albert, tokenized, outputs, k) for depth, outputs in by_depth.items()}
+    final = first_choice(predictions[max(by_depth)])
     layers = []
-    for depth in sorted(states):
-        read: Sequence[Any] = states[depth]
+    for depth in sorted(by_depth):
+        outputs: Sequence[Any] = by_depth[depth]
         if target.form == "word":
-            read = read_target(albert, read[0][None], lengths, [target])
-        prediction, value, probability = predictions[depth], target.value(read), target.probability(read)
+            outputs = read_target(albert, outputs[0][None], lengths, [target])
+        prediction, value, probability = predictions[depth], target.value(outputs), target.probability(outputs)
         matches = first_choice(prediction) == final
         layers.append(LayerPrediction(depth, prediction, summarize(prediction), value, probability, matches))
     return tuple(layers)

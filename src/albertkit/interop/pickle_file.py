@@ -140,8 +140,8 @@ def _read_archive(path: Path, file: BinaryIO) -> dict[str, Any]:
     def make(view: TensorView) -> StoredTensor:
         storage, record = view.storage, records[f"{root}data/{view.storage.key}"]
         if record.file_size != storage.length * storage.dtype.itemsize:
-            wanted = storage.length * storage.dtype.itemsize
-            raise ValueError(f"record {record.filename!r} has {record.file_size} bytes, and {wanted} are needed")
+            expected = storage.length * storage.dtype.itemsize
+            raise ValueError(f"record {record.filename!r} has {record.file_size} bytes, and {expected} are needed")
         return _stored(path, view, partial(_read_record, path, file, record, storage.dtype))
 
     return _with_tensors(data, make)

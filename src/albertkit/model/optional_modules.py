@@ -42,7 +42,7 @@ def make_norm(config: AlbertConfig, size: int) -> nn.Module:
     return kind(size, eps=config.layer_norm_eps)
 
 
-class GruFront(nn.Module):
+class EmbeddingGru(nn.Module):
     """x + GRU(x), or with several layers x + GRUₙ(… GRU₁(x)), between the embeddings and the first shared layer.
 
     Each layer has width H and one direction, as in document 003: padding after a text has no effect, and tokens do not
@@ -80,10 +80,10 @@ class GruFront(nn.Module):
         return out.to(x.dtype)
 
 
-def make_gru(config: AlbertConfig) -> GruFront | None:
+def make_gru(config: AlbertConfig) -> EmbeddingGru | None:
     """The GRU that a config chooses."""
     options = config.options
-    return GruFront(config.hidden_size, options.gru_layers, options.gru_residual) if options.gru else None
+    return EmbeddingGru(config.hidden_size, options.gru_layers, options.gru_residual) if options.gru else None
 
 
 def text_means(hidden: Tensor, batch: Batch) -> Tensor:

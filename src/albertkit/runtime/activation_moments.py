@@ -194,8 +194,10 @@ def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int
     if tokenizer is None or not reads_english(tokenizer):
         return random_tokens(config, texts, seed)
     made = everyday_sentences(texts * SENTENCES_EACH, seed)
-    wanted = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
-    return [e.ids for e in tokenizer.encode_batch(wanted, max_length=min(128, config.max_position_embeddings))]
+    texts_of_sentences = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
+    return [
+        e.ids for e in tokenizer.encode_batch(texts_of_sentences, max_length=min(128, config.max_position_embeddings))
+    ]
 
 
 def reads_english(tokenizer: Tokenizer) -> bool:
@@ -219,14 +221,16 @@ def _fill_masks(
     """
     first = min(5, engine.config.vocab_size - 1)
     kept = min(TOP_TOKENS, engine.config.vocab_size - first)
-    asked = np.where(when >= 0, mask_id, ids).astype(np.int64)
+    masked_ids = np.where(when >= 0, mask_id, ids).astype(np.int64)
     lengths = np.full(len(ids), ids.shape[1], np.int32)
     for start in range(0, len(ids), 16):
         part = slice(start, start + 16)
         now = when[part] == 0
         if not now.any():
             continue
-        batch = TokenBatch(asked[part], np.zeros_like(asked[part]), lengths[part], np.arange(len(asked[part])))
+        batch = TokenBatch(
+            masked_ids[part], np.zeros_like(masked_ids[part]), lengths[part], np.arange(len(masked_ids[part]))
+        )
         scores = engine.mlm_logits(engine.run(batch, engine.config.num_hidden_layers)[now])[:, first:]
         likely = np.argpartition(scores, -kept, axis=1)[:, -kept:]
         drawn = (np.take_along_axis(scores, likely, axis=1) + generator.gumbel(size=likely.shape)).argmax(axis=1)

@@ -18,29 +18,29 @@ WASTE = 48
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """A padded batch, and the input positions of its texts."""
+    """A padded batch, and the indices of its texts in the input."""
 
     ids: np.ndarray  # (texts, length) int64
     segments: np.ndarray  # (texts, length) int64
     lengths: np.ndarray  # (texts,) int32
-    order: np.ndarray  # (texts,) position of each text in the input
+    order: np.ndarray  # (texts,) index of each text in the input
 
 
 def group_by_length(
     lengths: Sequence[int], token_budget: int = TOKEN_BUDGET, waste: int = WASTE
 ) -> Iterator[list[int]]:
-    """Positions of the texts of each batch, longest first."""
+    """Indices of the texts of each batch, longest first."""
     batch: list[int] = []
-    longest = spent = 0
-    for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        padding = longest - lengths[place]
-        if batch and ((len(batch) + 1) * longest > token_budget or spent + padding > waste):
+    longest = wasted = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        padding = longest - lengths[index]
+        if batch and ((len(batch) + 1) * longest > token_budget or wasted + padding > waste):
             yield batch
-            batch, spent = [], 0
+            batch, wasted = [], 0
         if not batch:
-            longest, padding = lengths[place], 0
-        batch.append(place)
-        spent += padding
+            longest, padding = lengths[index], 0
+        batch.append(index)
+        wasted += padding
     if batch:
         yield batch
 
@@ -50,17 +50,17 @@ def token_batches(
 ) -> Iterator[TokenBatch]:
     """Batches of token ids; segments default to 0."""
     lengths = [len(row) for row in ids]
-    for places in group_by_length(lengths, token_budget):
-        yield pad_batch(ids, segments, places)
+    for indices in group_by_length(lengths, token_budget):
+        yield pad_batch(ids, segments, indices)
 
 
-def pad_batch(ids: Sequence[Any], segments: Sequence[Any] | None, places: list[int]) -> TokenBatch:
-    """The texts at some positions, the longest first, as one batch. Ids and segments are lists or arrays."""
-    lengths = [len(ids[place]) for place in places]
-    table = np.zeros((len(places), lengths[0]), np.int64)
-    kinds = np.zeros((len(places), lengths[0]), np.int64)
-    for at, place in enumerate(places):
-        table[at, : lengths[at]] = ids[place]
+def pad_batch(ids: Sequence[Any], segments: Sequence[Any] | None, indices: list[int]) -> TokenBatch:
+    """The texts at some indices, the longest first, as one batch. Ids and segments are lists or arrays."""
+    lengths = [len(ids[index]) for index in indices]
+    padded_ids = np.zeros((len(indices), lengths[0]), np.int64)
+    padded_segments = np.zeros((len(indices), lengths[0]), np.int64)
+    for row, index in enumerate(indices):
+        padded_ids[row, : lengths[row]] = ids[index]
         if segments is not None:
-            kinds[at, : lengths[at]] = segments[place]
-    return TokenBatch(table, kinds, np.array(lengths, np.int32), np.array(places))
+            padded_segments[row, : lengths[row]] = segments[index]
+    return TokenBatch(padded_ids, padded_segments, np.array(lengths, np.int32), np.array(indices))

@@ -1,7 +1,8 @@
 """Calibration of early exit: thresholds for `early_exit="99%"` from held-out texts. No torch.
 
 In: a model folder, and examples of its task, or texts for a vector model. Out: `ExitCalibration` (`early_exit.py`),
-written into `albertkit.json`. Training (`train/elastic.py`) calibrates with its own scores. `fit` has the statistics.
+written into `albertkit.json`. Training (`train/elastic.py`) calibrates with its own scores. `fit_calibration` has the
+statistics.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
     vectors = {depth: list(combine_windows(np.stack(rows), windows, options)) for depth, rows in found.items()}
     confidence = VectorConvergence([[place] for place in range(len(texts))], [1] * len(texts))
     agrees = [vectors_agree(vectors[depth], vectors[model.depth]) for depth in exit_depths]
-    return fit_outputs(confidence, vectors, agrees, SAME_VECTOR)
+    return fit_to_outputs(confidence, vectors, agrees, SAME_VECTOR)
 
 
 def calibrate_scores(
@@ -136,7 +137,7 @@ def calibrate_scores(
     units = range(len(confidence.units))
     if len(units) < MIN_TEXTS or not exit_depths:
         return None
-    if task.gives_vectors:
+    if task.computes_vectors:
         agrees, about = [vectors_agree(scores[depth], scores[full]) for depth in exit_depths], SAME_VECTOR
     elif not task.has_independent_results:  # each turn of a dialogue is compared separately
         turns = {depth: confidence.predictions(units, rows) for depth, rows in scores.items()}
@@ -146,7 +147,7 @@ def calibrate_scores(
         found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
         agrees = [results_agree(task, found[depth], found[full]) for depth in exit_depths]
         about = "the value is nearly the same" if confidence.compares_depths else "the result is the same"
-    return fit_outputs(confidence, scores, agrees, about)
+    return fit_to_outputs(confidence, scores, agrees, about)
 
 
 def vectors_agree(vectors: Sequence[np.ndarray], full: Sequence[np.ndarray]) -> np.ndarray:
@@ -157,7 +158,7 @@ def vectors_agree(vectors: Sequence[np.ndarray], full: Sequence[np.ndarray]) -> 
 # Statistics ------------------------------------------------------------------------------------------------------
 
 
-def fit_outputs(
+def fit_to_outputs(
     confidence: Confidence, outputs: Mapping[int, Sequence[Any]], agrees: list[np.ndarray], about: str
 ) -> ExitCalibration | None:
     """From the outputs at every depth and, for each exit depth, whether each text agrees with the full depth."""
@@ -167,10 +168,10 @@ def fit_outputs(
     for depth in exit_depths:
         uncertainty.append(confidence.uncertainty(units, outputs[depth], before))
         before = outputs[depth]
-    return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
+    return fit_calibration(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
 
 
-def fit(
+def fit_calibration(
     uncertainty: np.ndarray, agrees: np.ndarray, exit_depths: Sequence[int], depth: int, about: str = ""
 ) -> ExitCalibration | None:
     """From uncertainty (texts, exit depths) and whether each agrees with the full depth; None for too few texts.

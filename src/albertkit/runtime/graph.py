@@ -334,8 +334,8 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
         "Slice", b.floats("position", weights["encoder.embeddings.position.weight"]),
         b.constant([0], np.int64), length,
     )  # fmt: skip
-    kinds = b.node("Gather", b.floats("segment", weights["encoder.embeddings.segment.weight"]), segments)
-    summed = b.node("Add", b.node("Add", words, kinds), places)
+    segment_vectors = b.node("Gather", b.floats("segment", weights["encoder.embeddings.segment.weight"]), segments)
+    summed = b.node("Add", b.node("Add", words, segment_vectors), places)
     out = norm(b, config, weights, "encoder.embeddings.norm", summed)
     if not config.options.brightmart_layout:
         bias = b.weight("projection.bias", as_float(weights["encoder.embeddings.projection.bias"]))

@@ -34,10 +34,10 @@ class PackedTexts:
         """
         lengths = np.fromiter(map(len, ids), np.int32, len(ids))
         tokens = int(lengths.sum())
-        kinds = None
+        packed_segments = None
         if segments is not None and any(map(any, segments)):
-            kinds = np.fromiter(chain.from_iterable(segments), np.uint8, tokens)
-        return cls(np.fromiter(chain.from_iterable(ids), np.int32, tokens), lengths, kinds)
+            packed_segments = np.fromiter(chain.from_iterable(segments), np.uint8, tokens)
+        return cls(np.fromiter(chain.from_iterable(ids), np.int32, tokens), lengths, packed_segments)
 
     @property
     def starts(self) -> np.ndarray:

@@ -129,12 +129,12 @@ def check_pairs(model: RuntimeModel, examples: Sequence[Any]) -> None:
 def task_depth(model: RuntimeModel, depth: Depth | None) -> int:
     """Layers to apply before the heads; a head on frozen sentence vectors supports trained depths only."""
     layers = model.layers_to_apply(depth)
-    if reads_vectors(model):
+    if has_frozen_head(model):
         check_trained_depth(model.config, model.metadata, layers)
     return layers
 
 
-def reads_vectors(model: RuntimeModel) -> bool:
+def has_frozen_head(model: RuntimeModel) -> bool:
     """Whether the head was trained on frozen sentence vectors."""
     return bool(model.metadata.details.get("reads") == "vector")
 
@@ -165,8 +165,8 @@ def exit_scores(
     task_depth(model, depth)  # raises if the depth is not available
     rule = exit_rule(model, early_exit, depth, task.uncertainty_measure)
     confidence = UncertaintyEstimator(task, features, examples)
-    walk = EarlyExitRunner(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
-    stats = walk.run([f.ids for f in features], [f.segments for f in features])
+    runner = EarlyExitRunner(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
+    stats = runner.run([f.ids for f in features], [f.segments for f in features])
     check_finite("scores", stats.outputs)
     if len(confidence.units) == len(examples):
         return stats
@@ -207,7 +207,7 @@ def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.
 
 def head_pooling(model: RuntimeModel) -> str:
     """The vector that a head reads."""
-    if reads_vectors(model):
+    if has_frozen_head(model):
         return model.metadata.pooling
     return "mean" if model.config.options.classifier == "mean" else "pooler"
 
@@ -215,7 +215,7 @@ def head_pooling(model: RuntimeModel) -> str:
 def text_scores(model: RuntimeModel, head: str, vectors: np.ndarray) -> list[np.ndarray]:
     """One head's scores for the vectors (texts, H) that it reads."""
     weight, bias = model.heads[head]
-    return list((unit_length(vectors) if reads_vectors(model) else vectors) @ weight.T + bias)
+    return list((unit_length(vectors) if has_frozen_head(model) else vectors) @ weight.T + bias)
 
 
 def packed_scores(model: RuntimeModel, outputs: PackedOutputs, features: Sequence[Feature], layers: int) -> list[Any]:

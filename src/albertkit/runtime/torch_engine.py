@@ -260,8 +260,9 @@ class TorchEngine:
 
         torch = self.torch
         mask = torch.arange(ids.shape[1])[None] < torch.from_numpy(lengths)[:, None]
-        kinds = None if segments is None else torch.from_numpy(segments)
-        return Batch.unpad(torch.from_numpy(ids), mask, kinds).to(self.device)
+        return Batch.unpad(torch.from_numpy(ids), mask, None if segments is None else torch.from_numpy(segments)).to(
+            self.device
+        )
 
     def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> Tensor:
         for layer in range(self.config.coda_start(first), self.config.coda_start(last)):

@@ -36,13 +36,12 @@ from albertkit.serve import browser_files, cohere, explain_api, openai, search_a
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.middleware import Endpoint, EndpointApp, error_response
 from albertkit.serve.schemas import ERRORS, WARNING_HEADER, ErrorResponse, HttpError, OpenAIErrorResponse
-from albertkit.serve.serve_settings import ApiKeys
+from albertkit.serve.serve_settings import PARENT_VARIABLE, ApiKeys
 from albertkit.serve.web_security import protect
 
 log = logging.getLogger("albertkit.serve")
 PAGE = Path(__file__).parent / "page"
 MAX_BATCH_AGE = 120.0  # seconds that a batch may take before the server reports itself as unhealthy
-PARENT_VARIABLE = "ALBERTKIT_SERVE_PARENT"  # set in workers: the process that forwards a reload to all
 GET_ERRORS = {401, 403, 404, 500, 503}
 POST_ERRORS = {400, 401, 403, 404, 413, 415, 422, 424, 429, 500, 503}
 SUMMARY = (

@@ -283,7 +283,7 @@ class Batcher:
         if not jobs or self._loop is None:
             return
         try:
-            self._loop.call_soon_threadsafe(wake, jobs)
+            self._loop.call_soon_threadsafe(resume_requests, jobs)
         except RuntimeError:  # the event loop is closed: nobody waits
             log.debug("results without an event loop")
 
@@ -367,7 +367,7 @@ class Batcher:
         self._deliver(finished)
 
 
-def wake(jobs: list[BatchJob]) -> None:
+def resume_requests(jobs: list[BatchJob]) -> None:
     """Resume the requests that wait for some jobs."""
     for job in jobs:
         if job.done is not None and not job.done.done():

@@ -36,7 +36,7 @@ from albertkit.serve.request_texts import (
 )
 from albertkit.serve.response_size import OBJECT_MEMORY, PREDICTION_BYTES, text_bytes, vector_bytes
 from albertkit.serve.schemas import HttpError
-from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.serve_settings import METRICS_VARIABLE, ApiKeys, ServeSettings
 from albertkit.serve.served_indexes import ServedIndexes
 from albertkit.serve.served_models import ServedModel, ServedModels, TokenCost
 from albertkit.tasks.task import Feature
@@ -50,7 +50,6 @@ T = TypeVar("T")
 S = TypeVar("S")
 R = TypeVar("R")
 TOKENIZER_THREADS = 2
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 LARGE_MEMORY = 4 * 2**20  # bytes of a response in memory; larger ones are computed one after the other
@@ -67,7 +66,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         disable_created_metrics()
-        is_shared = FOLDER_VARIABLE in os.environ
+        is_shared = METRICS_VARIABLE in os.environ
         self.registry = CollectorRegistry()
         registry: dict[str, Any] = {"registry": None if is_shared else self.registry}
         gauge: dict[str, Any] = {"multiprocess_mode": "livesum", **registry}
@@ -113,7 +112,7 @@ class Service:
     is_draining: bool = False
     pending_bytes: int = 0
     """Bytes of all open requests."""
-    large_response: asyncio.Lock = field(default_factory=asyncio.Lock)
+    large_response_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one request whose large response is computed and written."""
     tokenizer_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZER_THREADS, "tokens"))
     telemetry: OtlpExport | None = None
@@ -135,7 +134,7 @@ class RequestContext:
         self.bytes = 0  # of the request and its response, counted in the service's `pending_bytes`
         self.response_bytes = 0  # foreseen
         self.response_memory = 0  # foreseen, until the response is written
-        self.has_turn = False  # of the large responses
+        self.has_response_lock = False  # `large_response_lock`
         self.wait_seconds = self.compute_seconds = 0.0
         self.is_disconnected = False
         self.error_type: str | None = None
@@ -180,18 +179,18 @@ class RequestContext:
             )
         self.count_bytes(memory * count, self.settings.max_pending_bytes)
 
-    async def wait_for_turn(self) -> None:
+    async def acquire_response_lock(self) -> None:
         """Wait until no other large response is computed or written, so that one of them is in memory at a time."""
-        if not self.has_turn and self.response_memory > LARGE_MEMORY:
-            await self.service.large_response.acquire()
-            self.has_turn = True
+        if not self.has_response_lock and self.response_memory > LARGE_MEMORY:
+            await self.service.large_response_lock.acquire()
+            self.has_response_lock = True
             self.check_deadline()
 
-    def end_turn(self) -> None:
+    def release_response_lock(self) -> None:
         """Let the next large response be computed."""
-        if self.has_turn:
-            self.has_turn = False
-            self.service.large_response.release()
+        if self.has_response_lock:
+            self.has_response_lock = False
+            self.service.large_response_lock.release()
 
     def check_deadline(self) -> None:
         if time.monotonic() > self.deadline:
@@ -200,7 +199,7 @@ class RequestContext:
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization. Its time, and that in the queue, count for the deadline."""
 
-        await self.wait_for_turn()
+        await self.acquire_response_lock()
 
         def call() -> tuple[T, list[UnreadableTexts]]:
             self.check_deadline()
@@ -254,7 +253,7 @@ class RequestContext:
 
     async def _run(self, job: BatchJob) -> list[Any]:
         """A job's results; its tokens and times are added to the self."""
-        await self.wait_for_turn()
+        await self.acquire_response_lock()
         tokens = job.tokens
         self.check_tokens(tokens)
         self.tokens += tokens

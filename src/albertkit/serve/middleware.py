@@ -125,7 +125,7 @@ class EndpointApp:
                 return await make_response(context, result, context.settings.max_response_bytes)
             finally:
                 watch.cancel()
-                context.end_turn()
+                context.release_response_lock()
         except ClientDisconnected:
             context.is_disconnected = True
             return None

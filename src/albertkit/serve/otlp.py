@@ -28,7 +28,8 @@ from prometheus_client import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from albertkit import __version__
-from albertkit.serve.inference import FOLDER_VARIABLE, RequestContext, Service
+from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.serve_settings import METRICS_VARIABLE
 from albertkit.serve.telemetry import log
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class OtlpExport:
 def prometheus_metrics(service: Service) -> Iterable[Metric]:
     """The metrics of this process; those of other workers are exported by themselves."""
     service.refresh_gauges()
-    folder = os.environ.get(FOLDER_VARIABLE)
+    folder = os.environ.get(METRICS_VARIABLE)
     if folder is None:
         return service.metrics.registry.collect()
     return MultiProcessCollector.merge([str(file) for file in Path(folder).glob(f"*_{os.getpid()}.db")])

@@ -19,7 +19,7 @@ from albertkit.search.index_records import check_queries
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.response_size import NUMBER_BYTES, TOKEN_BYTES
 from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table, WarnedResponse
-from albertkit.serve.served_indexes import computes
+from albertkit.serve.served_indexes import matches_index
 from albertkit.serve.served_models import ServedModel
 
 
@@ -147,7 +147,7 @@ async def search_index(context: RequestContext, model: ServedModel, body: Search
     index = served.index
     if body.model is None or body.model == served.model.name:
         model = served.model
-    if not computes(model, index):
+    if not matches_index(model, index):
         raise HttpError(
             424,
             f"index {served.name!r} was built with model {index.describe_model()}, but {model.name!r} is "

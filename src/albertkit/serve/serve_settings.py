@@ -19,6 +19,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.options import setting
 
 PREFIX = "ALBERTKIT_SERVE_"
+PARENT_VARIABLE = f"{PREFIX}PARENT"  # set in workers: the process that forwards a reload to all
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # set with several workers: the folder in which they share metrics
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 MEGABYTE = 2**20
 COUNTS = (
@@ -162,14 +164,14 @@ class ApiKeys:
 
     def is_user(self, header: bytes) -> bool:
         """Whether an Authorization header has a valid key; always if no keys are set."""
-        return not self.users or matches(header, (*self.users, *([self.admin] if self.admin else [])))
+        return not self.users or has_valid_key(header, (*self.users, *([self.admin] if self.admin else [])))
 
     def is_admin(self, header: bytes) -> bool:
         """Whether it has the admin key."""
-        return self.admin is not None and matches(header, (self.admin,))
+        return self.admin is not None and has_valid_key(header, (self.admin,))
 
 
-def matches(header: bytes, hashes: Iterable[bytes]) -> bool:
+def has_valid_key(header: bytes, hashes: Iterable[bytes]) -> bool:
     """Compare with every key in constant time."""
     scheme, _, value = header.partition(b" ")
     digest = hashlib.sha256(value.strip() if scheme.lower() == b"bearer" else b"").digest()

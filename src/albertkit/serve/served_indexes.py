@@ -50,7 +50,7 @@ class ServedIndexes:
             )
         stamp = _stamp(path)
         index = Index.open(path, None)
-        model = next((model for model in self.models if computes(model, index)), None)
+        model = next((model for model in self.models if matches_index(model, index)), None)
         if model is None and index.model.startswith(f"{SHARED_SPACE}+"):
             raise AlbertkitError(
                 f"{path} was built with {SHARED_SPACE}, whose two models the server does not combine yet. Search it "
@@ -98,7 +98,7 @@ class ServedIndexes:
         return "reloaded"
 
 
-def computes(model: ServedModel, index: Index) -> bool:
+def matches_index(model: ServedModel, index: Index) -> bool:
     """Whether a model computes the vectors of an index, at the depth of the index."""
     return model.albert.name_at(named_depth(index.model) or 0) == index.model
 

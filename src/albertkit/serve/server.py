@@ -29,7 +29,7 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.printable import escape_json
 from albertkit.runtime.engine import cores
 from albertkit.serve.process_memory import use_one_heap
-from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.serve_settings import METRICS_VARIABLE, PARENT_VARIABLE, ApiKeys, ServeSettings
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
@@ -73,7 +73,7 @@ def serve(
         raise AlbertkitError("workers above 1 need Linux; start several servers behind a load balancer instead")
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # `supervise` waits for them; threads started later inherit this
     with tempfile.TemporaryDirectory(prefix="albertkit-metrics-", ignore_cleanup_errors=True) as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        os.environ[METRICS_VARIABLE] = folder
         need("prometheus_client", "serve", "serving")  # after the variable is set: it is read on import
         supervise(settings, prepare(list(models), settings, list(indexes)), on_ready)
 
@@ -221,7 +221,7 @@ def supervise(settings: ServeSettings, run: Listen, on_ready: Callable[[str], No
 
     gc.collect()
     gc.freeze()  # so that the garbage collector does not write to shared memory
-    os.environ["ALBERTKIT_SERVE_PARENT"] = str(os.getpid())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     listeners = bind(settings)
     restart_times = [0.0] * len(listeners)  # each worker is not restarted before its time
     dead: set[int] = set()  # places of workers to restart

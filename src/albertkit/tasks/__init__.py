@@ -50,6 +50,6 @@ def load_task(metadata: ArtifactMetadata) -> Task:
     return task
 
 
-def gives_vectors(metadata: ArtifactMetadata) -> bool:
+def computes_vectors(metadata: ArtifactMetadata) -> bool:
     """Whether a model computes vectors: it was not fine-tuned, or was fine-tuned for a task that compares vectors."""
-    return metadata.task not in TASKS or bool(TASKS[metadata.task].gives_vectors)
+    return metadata.task not in TASKS or bool(TASKS[metadata.task].computes_vectors)

@@ -35,7 +35,7 @@ class UncertaintyEstimator:
         self.task, self.features = task, features
         self.compares_depths = task.uncertainty_measure != "entropy"
         self.units = group_features(features, len(examples))
-        if task.gives_vectors:
+        if task.computes_vectors:
             self.units = [[place] for place in range(len(features))]
         tokens: list[list[int]] = [[] for _ in features]
         for example, places in zip(examples, self.units, strict=True) if "tag" in task.heads else ():

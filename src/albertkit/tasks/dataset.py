@@ -60,7 +60,7 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
         raise AlbertkitError(f"{name} contains no examples. Pass some examples or a file.")
     types, first = TASKS[task].example_types, examples[0]
     expected = next((kind for kind in types if isinstance(first, kind)), types[0])
-    has_labels = not TASKS[task].gives_vectors or getattr(first, "label", None) is not None
+    has_labels = not TASKS[task].computes_vectors or getattr(first, "label", None) is not None
 
     def rows() -> Iterator[tuple[str, Any]]:
         for number, example in enumerate(examples, 1):

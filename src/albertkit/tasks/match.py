@@ -54,7 +54,7 @@ class MatchTask(Task):
     usage = "index (in Python: similarity)"
     example_types = (TextExample,)
     setting_names = ("loss",)
-    gives_vectors = True
+    computes_vectors = True
     has_correct_results = False
 
     def __post_init__(self) -> None:

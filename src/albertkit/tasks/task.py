@@ -59,7 +59,7 @@ class Task:
     can_train_on_frozen_vectors: ClassVar[bool] = False
     can_be_explained: ClassVar[bool] = True
     generates_text: ClassVar[bool] = False
-    gives_vectors: ClassVar[bool] = False
+    computes_vectors: ClassVar[bool] = False
     """Whether the result is computed from vectors that are useful without the task."""
     has_correct_results: ClassVar[bool] = True
     """Whether a result is either correct or wrong, unlike a cosine or a generated text."""

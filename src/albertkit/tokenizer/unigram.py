@@ -25,7 +25,7 @@ TEXTS_PER_STEP = 1024
 MANY_CHARACTERS = 2_000  # of new words; for more it pays to know the longest token of each first character (4 ms)
 UNKNOWN_PENALTY = 10.0  # an unknown character has the lowest score minus this
 UNITS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")  # what is tokenized by itself: a "▁" and what follows it
-Found = dict[str, tuple[list[int], list[int]]]  # the ids of each unit, and where each token ends
+UnitTokens = dict[str, tuple[list[int], list[int]]]  # the ids of each unit, and where each token ends
 BARE_MARK = re.compile(f"{SPACE}(?!{LETTER})")
 
 
@@ -111,7 +111,9 @@ class Unigram:
             out.append(self._map_offsets(space + tail, units, found, later), 0)
         return out
 
-    def _map_offsets(self, text: str, units: list[tuple[int, str]], found: Found, spans: Spans | None) -> TokenSpans:
+    def _map_offsets(
+        self, text: str, units: list[tuple[int, str]], found: UnitTokens, spans: Spans | None
+    ) -> TokenSpans:
         """The tokens of units with offsets into the original text, without spaces, and the digit-comma rule."""
         ids, offsets = _join_units(units, found)
         offsets = [(a + 1, b) if text[a] == " " else (a, b) for a, b in offsets]
@@ -162,7 +164,7 @@ class Unigram:
             return units
         return [(at + 1, unit[1:]) if BARE_MARK.match(unit) else (at, unit) for at, unit in units]
 
-    def _find(self, units: Iterable[str]) -> Found:
+    def _find(self, units: Iterable[str]) -> UnitTokens:
         """The tokens of each distinct unit."""
         new = list(dict.fromkeys(units))
         if not self._longest_from and sum(map(len, new)) > MANY_CHARACTERS:
@@ -195,7 +197,7 @@ class Unigram:
         return ids[::-1], ends[::-1]
 
 
-def _join_units(units: list[tuple[int, str]], found: Found) -> tuple[list[int], Spans]:
+def _join_units(units: list[tuple[int, str]], found: UnitTokens) -> tuple[list[int], Spans]:
     """The ids of units side by side, and the characters of each token."""
     ids: list[int] = []
     spans: Spans = []

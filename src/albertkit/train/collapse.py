@@ -62,7 +62,7 @@ def find_failure(run: FinetuneTask, folder: Path, preset_rate: float) -> Failure
     """
     curve = LossCurve.read(folder / "metrics.jsonl")
     freeze = ", or --freeze" if can_freeze(run) else ""
-    reason = find_reason(run)
+    reason = no_learning_reason(run)
     if curve.has_risen and (reason is not None or curve.last - curve.lowest >= MIN_RISE):
         reason = reason or f"the training loss was {curve.lowest:.2f} and is {curve.last:.2f}"
         return Failure("collapsed", reason, f"Pass a lower --learning-rate{freeze}.")
@@ -72,7 +72,7 @@ def find_failure(run: FinetuneTask, folder: Path, preset_rate: float) -> Failure
         higher = "a higher --learning-rate, " if run.settings.peak_learning_rate < preset_rate / 2 else ""
         reason += f" after {curve.steps:,} steps with a peak learning rate of {run.settings.peak_learning_rate:g}"
         return Failure("too short", reason, f"Pass {higher}more --epochs, or a smaller --batch-size{freeze}.")
-    if find_constant(run) is None and curve.has_fallen:
+    if constant_prediction_reason(run) is None and curve.has_fallen:
         return Failure("does not generalize", f"{reason} on held-out examples", f"Pass more examples{freeze}.")
     return Failure("collapsed", reason, f"Pass more examples, more --epochs, a lower --learning-rate{freeze}.")
 
@@ -127,9 +127,9 @@ def steps_at_preset_rate(settings: TrainSettings, steps: int, preset_rate: float
     return factors * settings.peak_learning_rate / preset_rate
 
 
-def find_reason(run: FinetuneTask) -> str | None:
+def no_learning_reason(run: FinetuneTask) -> str | None:
     """How the predictions show that nothing was learnt; None if they do not, or if there are too few to decide."""
-    return find_constant(run) or find_chance(run)
+    return constant_prediction_reason(run) or chance_level_reason(run)
 
 
 def has_variety(run: FinetuneTask) -> bool:
@@ -137,7 +137,7 @@ def has_variety(run: FinetuneTask) -> bool:
     return len(run.dev) >= MIN_EXAMPLES and len({repr(correct_answer(example)) for example in run.dev}) > 1
 
 
-def find_constant(run: FinetuneTask) -> str | None:
+def constant_prediction_reason(run: FinetuneTask) -> str | None:
     """What is the same in all predictions."""
     if not has_variety(run):
         return None
@@ -149,7 +149,7 @@ def find_constant(run: FinetuneTask) -> str | None:
     return None
 
 
-def find_chance(run: FinetuneTask) -> str | None:
+def chance_level_reason(run: FinetuneTask) -> str | None:
     """Why the predictions are no better than those of a model that ignores the text."""
     if not has_variety(run):
         return None

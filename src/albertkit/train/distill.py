@@ -160,14 +160,14 @@ class CorpusDistillation:
         """Record the teachers and the corpus of the vectors. Raise if the folder has vectors of others."""
         record = texts / "teachers.json"
         weights = zip(self.teachers.folders, self.teachers.weights, strict=True)
-        wanted = {
+        expected = {
             "teachers": [[teacher_identity(folder), weight] for folder, weight in weights],
             "corpus": digest(self.corpus / "manifest.json"),
         }
         if not (texts / TARGETS).is_file():
             texts.mkdir(parents=True, exist_ok=True)
-            write_json(record, wanted)
-        elif record.is_file() and read_json(record) != wanted:
+            write_json(record, expected)
+        elif record.is_file() and read_json(record) != expected:
             raise AlbertkitError(
                 f"{texts} contains vectors of other teachers, with other weights, or of another corpus. "
                 f"Choose another --output, or remove {texts} to compute them again."

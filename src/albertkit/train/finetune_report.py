@@ -102,8 +102,8 @@ def errors_table(run: EvaluatedRun) -> list[str]:
             example = dataclasses.replace(example, intent=None)
         correct, predicted = correct_answer(example), prediction_of(result, digits=2)
         if correct is not None and correct != predicted:
-            answers = (_readable(correct, example), _readable(predicted, example))
-            rows.append((_error_size(example, result), example, *answers))
+            answers = (_format_answer(correct, example), _format_answer(predicted, example))
+            rows.append((_error_severity(example, result), example, *answers))
     rows.sort(key=lambda row: -row[0])
     if not rows:
         return ["No errors on the held-out examples.", ""]
@@ -117,7 +117,7 @@ def errors_table(run: EvaluatedRun) -> list[str]:
     return [title, "", *table(["confidence", "correct", "predicted", "text"], cells)]
 
 
-def _readable(value: Any, example: Any) -> Any:
+def _format_answer(value: Any, example: Any) -> Any:
     """An answer as text instead of character offsets or the number of a choice."""
     if hasattr(example, "choices"):
         return example.choices[value]
@@ -149,7 +149,7 @@ def correct_answer(example: Example) -> object:
     return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
 
 
-def _error_size(example: Any, result: Any) -> float:
+def _error_severity(example: Any, result: Any) -> float:
     """The probability of the prediction, or the distance of a value."""
     if isinstance(getattr(result, "label", None), float):
         return abs(result.label - float(example.label))

@@ -360,7 +360,7 @@ class TrainingRun:
             except NonFiniteError as error:  # the next line of metrics triggers a rewind
                 self.metrics = {}
                 self.log(f"step {self.state.step:,}: {error}")
-            self._remember_best()
+            self._update_best()
             if self.train_log and self.metrics:
                 self.train_log.write(self.state.step, "eval", {"tokens": self.state.tokens, **self.metrics})
                 names = [*list(self.metrics)[: LOGGED_SCORES - 1], self.task.selection_metric, *self.metrics]
@@ -370,7 +370,7 @@ class TrainingRun:
         self.processes.barrier()
         self.tokens_since_log, self.logged_at = 0, time.perf_counter()
 
-    def _remember_best(self) -> None:
+    def _update_best(self) -> None:
         score = self.metrics.get(self.task.selection_metric)
         if score is None or not math.isfinite(score):
             return

@@ -230,27 +230,38 @@ def distill_loss(
     """
     losses = []
     for head in task.heads:
-        ours, full = student.heads[head], teacher.heads[head]
+        student_head, teacher_head = student.heads[head], teacher.heads[head]
         if head == "vector":
-            losses.append(2 * (1 - F.cosine_similarity(ours.float(), full.float().detach()).mean()))
+            losses.append(2 * (1 - F.cosine_similarity(student_head.float(), teacher_head.float().detach()).mean()))
             continue
         if head == "answer":
-            pad, sides = student.encoded.batch.pad, ((ours.start, full.start), (ours.end, full.end))
+            pad, sides = (
+                student.encoded.batch.pad,
+                ((student_head.start, teacher_head.start), (student_head.end, teacher_head.end)),
+            )
             rows = [(pad(a.float(), -1e4), pad(b.float().detach(), -1e4)) for a, b in sides]
             losses.append((kl_divergence(*rows[0], temperature) + kl_divergence(*rows[1], temperature)) / 2)
             continue
-        scores, wanted = ours.logits.float(), full.logits.float().detach()
+        student_scores, teacher_scores = student_head.logits.float(), teacher_head.logits.float().detach()
         if head == "choose":
-            scores, wanted = (_choices_by_question(x[:, 0], targets) for x in (scores, wanted))
+            student_scores, teacher_scores = (
+                _choices_by_question(x[:, 0], targets) for x in (student_scores, teacher_scores)
+            )
         if head == "tag":  # at the first token of each word
             tags = [t[1] for t in targets] if "classify" in task.heads else targets
-            is_read = torch.tensor([t != IGNORE_INDEX for row in tags for t in row], device=scores.device)
-            scores, wanted = scores[is_read], wanted[is_read]
+            is_read = torch.tensor([t != IGNORE_INDEX for row in tags for t in row], device=student_scores.device)
+            student_scores, teacher_scores = student_scores[is_read], teacher_scores[is_read]
         if task.kind == "multi":
-            probabilities = torch.sigmoid(wanted / temperature)
-            losses.append(temperature**2 * F.binary_cross_entropy_with_logits(scores / temperature, probabilities))
+            probabilities = torch.sigmoid(teacher_scores / temperature)
+            losses.append(
+                temperature**2 * F.binary_cross_entropy_with_logits(student_scores / temperature, probabilities)
+            )
         elif task.kind == "regression":
-            losses.append(F.mse_loss(scores, wanted))
+            losses.append(F.mse_loss(student_scores, teacher_scores))
         else:
-            losses.append(kl_divergence(scores, wanted, temperature) if len(scores) else scores.sum())
+            losses.append(
+                kl_divergence(student_scores, teacher_scores, temperature)
+                if len(student_scores)
+                else student_scores.sum()
+            )
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
