@@ -150,17 +150,7 @@ def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
             f"the text has {longest:,} characters; an explained text has at most {MAX_TOKENS} tokens. Shorten it."
         )
     example = task_example(kind, texts)
-    features = [] if example is None else task_features(albert, [example], kind)
-    if kind == "answer":
-        parts, rows = _answer_rows(albert, texts, _single(features))
-    elif kind in ("tag", "intent"):
-        parts, rows = _tag_rows(texts, _single(features))
-    elif kind == "classify":
-        parts, rows = _classify_rows(albert, texts, features[0])
-    elif kind == "fill":
-        parts, rows = _mask_rows(albert, texts)
-    else:
-        parts, rows = _vector_rows(albert, texts)
+    parts, rows = _parts_and_rows(albert, kind, texts, example)
     words: list[ExplainedWord] = []
     for part, text in parts.items():
         places = [place for _, _, all_places in rows for place in all_places if place and place[0] == part]
@@ -202,6 +192,20 @@ def task_example(kind: str | None, texts: ExplainInput) -> Example | None:
 
 
 # Parts and rows of each kind -------------------------------------------------------------------------------------
+
+
+def _parts_and_rows(albert: RuntimeModel, kind: str, texts: ExplainInput, example: Example | None) -> PartsAndRows:
+    if kind == "fill":
+        return _mask_rows(albert, texts)
+    if example is None:
+        return _vector_rows(albert, texts)
+    features = task_features(albert, [example], kind)
+    if kind == "classify":
+        return _classify_rows(albert, texts, features[0])
+    if len(features) != 1:
+        most = max(len(feature.ids) for feature in features)
+        raise AlbertkitError(f"the text is longer than the model's maximum of {most} tokens. Shorten it.")
+    return _answer_rows(albert, texts, features[0]) if kind == "answer" else _tag_rows(texts, features[0])
 
 
 def _places(encoding: Encoding, names: Sequence[str], skip: int = 0, mask_id: int | None = None) -> Places:
@@ -255,13 +259,6 @@ def _vector_rows(albert: RuntimeModel, texts: ExplainInput) -> PartsAndRows:
 
 def _text_and_pair(texts: ExplainInput) -> dict[str, str]:
     return {"text": texts.text} if texts.pair is None else {"text": texts.text, "pair": texts.pair}
-
-
-def _single(features: Sequence[Feature]) -> Feature:
-    if len(features) != 1:
-        most = max(len(feature.ids) for feature in features)
-        raise AlbertkitError(f"the text is longer than the model's maximum of {most} tokens. Shorten it.")
-    return features[0]
 
 
 def _check_fits(tokens: int, room: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from albertkit.errors import AlbertkitError, short_reason
 from albertkit.file_io import file_size, open_weights
 from albertkit.interop.huggingface import WORD_TABLE, encoder_prefix, from_state_dict
 from albertkit.interop.pickle_file import open_pickle
-from albertkit.onnx_model import ModelProto, TensorProto
+from albertkit.onnx_model import GraphProto, ModelProto, TensorProto
 from albertkit.protobuf import protobuf_fields
 from albertkit.tensor_file import StoredTensor, check_shape
 from albertkit.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ SYMBOLS = [
 # The tensors do not show these; every published PL-BERT has them.
 HEADS = 12
 LAYERS = 12
+ENCODER_TENSOR = re.compile(r"(embeddings|albert_layer|embedding_hidden|pooler).*\.(weight|bias)$")
 MAX_ONNX_BYTES = 2 * 2**30
 MAX_GRAPH_FIELDS, MAX_GRAPH_BYTES = 100_000, 8 * 2**20
 # Tags of an ONNX file: the graph of a model, the tensors of a graph, the numbers of a tensor (raw, float, double).
@@ -97,37 +99,47 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
     ONNX files name biases and norms but not matrices: a matrix is found through the product its bias is added to.
     """
     try:
-        with open_weights(path) as file:
-            if file_size(file) > MAX_ONNX_BYTES:
-                found = f"{path} has {file_size(file):,} bytes"
-                raise AlbertkitError(f"{found}; an ONNX file has at most {MAX_ONNX_BYTES:,}. Check the path.")
-            data = file.read(file_size(file))
-        _check_graph(data)
-        graph = ModelProto.decode(memoryview(data)).graph
+        graph = _read_graph(path)
         stored = {t.name: t for t in graph.initializer}
         if any(t.data_location == TensorProto.EXTERNAL for t in stored.values()):
             raise AlbertkitError(f"{path} has weights in other files, which are not read; save it as one file")
-        tensors: Tensors = {}
+        tensors = {name: _stored(path, tensor) for name, tensor in stored.items() if ENCODER_TENSOR.search(name)}
         uses = 0
-        for name, tensor in stored.items():
-            if re.search(r"(embeddings|albert_layer|embedding_hidden|pooler).*\.(weight|bias)$", name):
-                tensors[name] = _stored(path, tensor)
-        products = {output: node for node in graph.node if node.op_type == "MatMul" for output in node.output}
-        for node in graph.node:
-            bias = next((n for n in node.input if n in tensors and n.endswith(".bias")), None)
-            if node.op_type != "Add" or bias is None:
-                continue
-            product = next((products[n] for n in node.input if n in products), None)
-            matrix = next((n for n in product.input if n in stored), None) if product is not None else None
-            if matrix is not None:
-                # nn.Linear is exported as x·Wᵀ, with Wᵀ stored.
-                tensors[bias.removesuffix("bias") + "weight"] = _stored(path, stored[matrix], transpose=True)
-                uses += bias.endswith("albert_layers.0.attention.query.bias")
+        for bias, matrix in _dense_layers(graph, [name for name in tensors if name.endswith(".bias")]):
+            # nn.Linear is exported as x·Wᵀ, with Wᵀ stored.
+            tensors[bias.removesuffix("bias") + "weight"] = _stored(path, stored[matrix], transpose=True)
+            uses += bias.endswith("albert_layers.0.attention.query.bias")
     except AlbertkitError:
         raise
     except (OSError, ValueError, MemoryError) as error:
         raise AlbertkitError(f"{path} is not a readable ONNX file: {short_reason(error)}") from None
     return tensors, max(uses, 1)
+
+
+def _read_graph(path: Path) -> GraphProto:
+    """The graph of an ONNX file, after a check of its size."""
+    with open_weights(path) as file:
+        size = file_size(file)
+        if size > MAX_ONNX_BYTES:
+            raise AlbertkitError(
+                f"{path} has {size:,} bytes; an ONNX file has at most {MAX_ONNX_BYTES:,}. Check the path."
+            )
+        data = file.read(size)
+    _check_graph(data)
+    return ModelProto.decode(memoryview(data)).graph
+
+
+def _dense_layers(graph: GraphProto, biases: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The names of the bias and the matrix of each dense layer, at each of its uses."""
+    stored = {tensor.name for tensor in graph.initializer}
+    products = {output: node for node in graph.node if node.op_type == "MatMul" for output in node.output}
+    for node in graph.node:
+        bias = next((name for name in node.input if name in biases), None)
+        product = next((products[name] for name in node.input if name in products), None)
+        if node.op_type == "Add" and bias is not None and product is not None:
+            matrix = next((name for name in product.input if name in stored), None)
+            if matrix is not None:
+                yield bias, matrix
 
 
 def _check_graph(data: bytes) -> None:

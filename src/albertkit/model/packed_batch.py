@@ -68,6 +68,16 @@ class Batch:
                 raise AlbertkitError(f"{name} has shape {shape}: by the lengths of the texts it must be ({tokens},).")
         if not self.runs or min(min(run) for run in self.runs) < 1:
             raise AlbertkitError("a batch needs at least one text, and each text at least one token.")
+        self._check_masks()
+        if (self.vectors is None) != (self.places is None):
+            raise AlbertkitError("only one of vectors and places was passed. Pass both or neither.")
+        if self.vectors is not None and self.places is not None and self.places.shape != self.vectors.shape[:-1]:
+            raise AlbertkitError(
+                f"vectors has shape {tuple(self.vectors.shape)} and places {tuple(self.places.shape)}: "
+                "they must be (extra, E) and (extra,)."
+            )
+
+    def _check_masks(self) -> None:
         longest = max(length for _, length in self.runs)
         expected = (sum(texts for texts, _ in self.runs), longest, longest)
         if self.attention_mask is not None and tuple(self.attention_mask.shape) != expected:
@@ -79,13 +89,6 @@ class Batch:
             raise AlbertkitError(
                 f"key_mask has shape {tuple(self.key_mask.shape)}, but it is for texts of one length without "
                 "attention_mask. Pass a mask of the shape (texts, length)."
-            )
-        if (self.vectors is None) != (self.places is None):
-            raise AlbertkitError("only one of vectors and places was passed. Pass both or neither.")
-        if self.vectors is not None and self.places is not None and self.places.shape != self.vectors.shape[:-1]:
-            raise AlbertkitError(
-                f"vectors has shape {tuple(self.vectors.shape)} and places {tuple(self.places.shape)}: "
-                "they must be (extra, E) and (extra,)."
             )
 
     @classmethod

@@ -89,16 +89,16 @@ def finetune(
     if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
         raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
     parts = read_parts(task, sources, reading, log)
-    if dev is None:
-        whole = parts["train"]
-        parts["train"], parts["dev"] = (whole, []) if settings.nearest else split_examples(whole)
-    is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.is_frozen
-    if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
-        log(f"{len(parts['train'])} examples are few for training the whole model; --freeze may give better results")
-    if task == "classify" and reading.separator is not None and not settings.is_frozen:
-        task_options["separator"] = reading.separator
+    examples, held_out = parts["train"], parts.get("dev", [])
+    if dev is None and not settings.nearest:
+        examples, held_out = split_examples(examples)
+    if task == "classify" and not settings.is_frozen:
+        if len(examples) < FEW_EXAMPLES and all(isinstance(e.label, str) and not e.pair for e in examples):
+            log(f"{len(examples)} examples are few for training the whole model; --freeze may give better results")
+        if reading.separator is not None:
+            task_options["separator"] = reading.separator
     with lock_run(Path(output)):
-        done = finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, head, **task_options)
+        done = finetune_examples(task, examples, held_out, output, model, settings, log, head, **task_options)
     failed = next((run for run in done.runs if run.get("failed")), None)
     if failed and log is _no_log:
         warnings.warn(

@@ -237,29 +237,39 @@ def _add_first(roles: Roles, role: str, names: Sequence[str], places: dict[str, 
 
 def _guess_by_content(table: Table, roles: Roles, needs_label: bool) -> Roles:
     """The roles, with the missing ones guessed from the cells."""
-    rows, indexes = table.rows[:SAMPLE], range(table.width)
-    columns = [["" if row[i] is None else str(row[i]).strip() for _, row in rows] for i in indexes]
+    rows = table.rows[:SAMPLE]
+    columns = [["" if row[i] is None else str(row[i]).strip() for _, row in rows] for i in range(table.width)]
     if len(columns) == 4 and set(columns[1]) <= {"0", "1"} and set(columns[2]) <= {"", "*"}:  # CoLA
         return {"label": 1, "text": 3} | roles
     roles = dict(roles)
-    distinct = [len(set(column)) for column in columns]
-    length = [sum(map(len, column)) for column in columns]
     if "label" not in roles and needs_label:
-        full = [i for i in indexes if "" not in columns[i] and i not in roles.values()]
-        full = [i for i in full if table.names is None or table.names[i].casefold() not in ID_NAMES]
-        repeated = [i for i in full if 1 < distinct[i] <= len(rows) / 2]
-        if full:
-            roles["label"] = min(repeated or full, key=lambda i: (distinct[i], length[i], -i))
+        ids = [i for i, name in enumerate(table.names or ()) if name.casefold() in ID_NAMES]
+        label = _guess_label(columns, excluded=[*roles.values(), *ids])
+        roles |= {} if label is None else {"label": label}
     if "text" not in roles:
-        texts = [i for i in indexes if i not in roles.values()]
-        texts = [i for i in texts if any(parse_number(cell) is None for cell in columns[i])]
-        texts = [i for i in texts if distinct[i] > len(rows) / 2 or len(rows) < 10]
-        texts = [i for i in texts if length[i] >= max(length[j] for j in texts) / 4]
+        texts = _guess_texts(columns, excluded=[*roles.values()])
         if len(texts) == 1:
             roles["text"] = texts[0]
         elif len(texts) == 2 and "pair" not in roles:
             roles["text"], roles["pair"] = texts
     return roles
+
+
+def _guess_label(columns: Sequence[Sequence[str]], excluded: Sequence[int]) -> int | None:
+    """The column with the fewest values, of those without an empty cell; None if there is no such column."""
+    distinct = [len(set(column)) for column in columns]
+    full = [i for i, column in enumerate(columns) if "" not in column and i not in excluded]
+    repeated = [i for i in full if 1 < distinct[i] <= len(columns[i]) / 2]
+    return min(repeated or full, key=lambda i: (distinct[i], sum(map(len, columns[i])), -i), default=None)
+
+
+def _guess_texts(columns: Sequence[Sequence[str]], excluded: Sequence[int]) -> list[int]:
+    """The columns of texts: not only numbers, mostly distinct, and at least a quarter as long as the longest."""
+    texts = [i for i in range(len(columns)) if i not in excluded]
+    texts = [i for i in texts if any(parse_number(cell) is None for cell in columns[i])]
+    texts = [i for i in texts if len(set(columns[i])) > len(columns[i]) / 2 or len(columns[i]) < 10]
+    length = {i: sum(map(len, columns[i])) for i in texts}
+    return [i for i in texts if length[i] >= max(length.values()) / 4]
 
 
 # Files → tables ------------------------------------------------------------------------------------------------------
@@ -325,24 +335,25 @@ def parse_number(value: object) -> float | None:
 
 def has_header(rows: Sequence[Row], options: ReadOptions) -> bool:
     """Whether the first row names the columns: it contains a well-known name, or differs from all rows below it."""
-    columns_given = (options.text_column, options.pair_column, options.label_column)
-    if any(isinstance(column, str) and not column.isdigit() for column in columns_given):
+    passed = (options.text_column, options.pair_column, options.label_column)
+    if any(isinstance(column, str) and not column.isdigit() for column in passed):
         return True
     if not rows:
         return False
     first, below = [cell.strip() for cell in rows[0][1]], [cells for _, cells in rows[1 : SAMPLE + 1]]
     below = [cells for cells in below if len(cells) == len(first)]
-    columns = [[cells[i].strip() for cells in below] for i in range(len(first))]
-    if any(cell.casefold() in KNOWN and cell not in column for cell, column in zip(first, columns, strict=True)):
+    pairs = [(cell, [cells[i].strip() for cells in below]) for i, cell in enumerate(first)]
+    if any(cell.casefold() in KNOWN and cell not in column for cell, column in pairs):
         return True
     if len(below) < 2 or len(set(first)) < len(first) or not all(0 < len(cell) <= 40 for cell in first):
         return False
-    for cell, column in zip(first, columns, strict=True):
-        if parse_number(cell) is None and all(parse_number(other) is not None for other in column):
-            return True
-        if len(below) >= 10 and cell not in column and len(set(column)) <= len(below) // 5:
-            return True
-    return False
+    return any(_differs(cell, column) for cell, column in pairs)
+
+
+def _differs(cell: str, column: Sequence[str]) -> bool:
+    """Whether a cell is of another type than those of a column: not a number, or not one of a few classes."""
+    is_above_numbers = parse_number(cell) is None and all(parse_number(other) is not None for other in column)
+    return is_above_numbers or (len(column) >= 10 and cell not in column and len(set(column)) <= len(column) // 5)
 
 
 # Cells → labels ------------------------------------------------------------------------------------------------------
