@@ -253,6 +253,13 @@ class StoredModel:
         return model_identity(self)
 
 
+def require_tokenizer(model: Artifact | StoredModel, name: str = "this model") -> Tokenizer:
+    """The tokenizer of a model; an error if it has none."""
+    if model.tokenizer is None:
+        raise AlbertkitError(f"{name} has no tokenizer, so it cannot read text. Copy tokenizer.json into its folder.")
+    return model.tokenizer
+
+
 def model_folder(folder: Path | str | None) -> Path:
     """The folder itself, the `model` folder inside a training folder, or a built-in model for a name or None."""
     folder = builtin.resolve(folder)

@@ -302,13 +302,7 @@ class BulkInput:
     ) -> bool:
         """Process the files and print a summary. Without --engine, do nothing and return False."""
         if self.engine is None:
-            given = {name for name in BULK_OPTIONS if getattr(self, name) not in (None, False)}
-            if output is not None and task != "embed":
-                given.add("output")
-            if given:
-                names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-                verb = "need" if len(given) > 1 else "needs"
-                raise AlbertkitError(f"{names} {verb} --engine. Add --engine local or --engine ray.")
+            self._check_unused(output is not None and task != "embed")
             return False
         if not texts.texts or output is None:
             raise AlbertkitError(
@@ -344,6 +338,15 @@ class BulkInput:
             raise AlbertkitError("Stopped; finished parts are kept. Rerun the command to resume.") from None
         print_json({"output": str(output), **to_json(summary)})
         return True
+
+    def _check_unused(self, has_output: bool) -> None:
+        """Raise if options of bulk processing were passed without --engine."""
+        passed = {name for name in BULK_OPTIONS if getattr(self, name) not in (None, False)}
+        passed |= {"output"} if has_output else set()
+        if passed:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(passed))
+            verb = "need" if len(passed) > 1 else "needs"
+            raise AlbertkitError(f"{names} {verb} --engine. Add --engine local or --engine ray.")
 
 
 def bulk_options(function: Function) -> Function:

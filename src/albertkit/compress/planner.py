@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import Artifact, model_folder, read_artifact, write_artifact
+from albertkit.artifact import Artifact, model_folder, read_artifact, require_tokenizer, write_artifact
 from albertkit.compress.benchmark import Machine, measure_folder, measure_machine, random_model, tokenizer_memory
 from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, shape_candidates, stored_heads
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
@@ -152,9 +152,7 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
     artifact = _at_default_depth(open_model(shape)) if is_model(shape) else None
     _check_request(shape, artifact, request)
     config = config_of(shape) if artifact is None else artifact.config
-    tokenizer = Tokenizer.load(model_folder(None)) if artifact is None else artifact.tokenizer
-    if tokenizer is None:
-        raise AlbertkitError("this model has no tokenizer, so it cannot be measured on texts. Convert it with one.")
+    tokenizer = Tokenizer.load(model_folder(None)) if artifact is None else require_tokenizer(artifact)
     length = _text_length(config, request, tokenizer)
     model = None if artifact is None else _planned_model(shape, artifact, request, progress)
     name = Path(shape).stem if shape.endswith(".json") else _folder_name(shape)

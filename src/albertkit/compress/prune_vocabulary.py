@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from albertkit.artifact import Artifact
+from albertkit.artifact import Artifact, require_tokenizer
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalizer import SPACE
@@ -29,12 +29,8 @@ def prune_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
 
     The texts are split into the same tokens as before, so their vectors do not change. This is checked.
     """
-    tokenizer, config = artifact.tokenizer, artifact.config
-    if tokenizer is None:
-        raise AlbertkitError(
-            "this model has no tokenizer, so its vocabulary cannot be pruned. Pass a model with a tokenizer."
-        )
-    small, kept = prune_tokenizer(tokenizer, texts)
+    config = artifact.config
+    small, kept = prune_tokenizer(require_tokenizer(artifact), texts)
     by_token = ("encoder.embeddings.word.weight", "heads.mlm.bias")
     weights = {name: array[kept] if name in by_token else array for name, array in artifact.weights.items()}
     config = config.replace(

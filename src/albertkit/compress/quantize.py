@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.artifact import QUANTIZED_FILE, Artifact, StoredModel, read_stored, write_artifact
+from albertkit.artifact import QUANTIZED_FILE, Artifact, StoredModel, read_stored, require_tokenizer, write_artifact
 from albertkit.compress.metric_loss import MetricLoss, masked_predictions, metric_loss, open_in_memory
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
@@ -215,10 +215,8 @@ def split_texts(texts: Sequence[str] | None) -> tuple[Sequence[str] | None, Sequ
 
 def _compared_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> tuple[list[list[int]], str]:
     """Texts to compare vectors on, as token ids, and their kind: held-out ones, else built-in sentences."""
-    if texts is not None and artifact.tokenizer is None:
-        raise AlbertkitError(
-            "this model has no tokenizer, so it cannot read calibration texts. Pass a model with a tokenizer."
-        )
+    if texts is not None:
+        require_tokenizer(artifact)
     compared = compared_texts(artifact.tokenizer, texts)
     if compared is None or artifact.tokenizer is None:
         return synthetic_tokens(artifact, progress, texts=16, seed=1), f"texts of {synthetic_kind(artifact)}"

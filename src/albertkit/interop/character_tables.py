@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from albertkit.tasks.examples import word_class
 from albertkit.tokenizer.normalizer import Charsmap
+from albertkit.tokenizer.tokenizer_json import code_point_ranges
 from albertkit.tokenizer.wordpiece import CharacterRules
 
 HANGUL = [chr(c) for c in range(0xAC00, 0xD7A4)]
@@ -48,15 +49,6 @@ def encode_deltas(numbers: Iterable[int]) -> list[int]:
 def encode_ranges(characters: Iterable[str]) -> list[int]:
     """A set of characters: the code points where it begins and ends, in turn, as differences."""
     return encode_deltas(edge for first, last in code_point_ranges(characters) for edge in (first, last + 1))
-
-
-def code_point_ranges(characters: Iterable[str]) -> list[tuple[int, int]]:
-    """A set of characters as ranges: the first and the last code point of each."""
-    points = sorted(map(ord, characters))
-    known = set(points)
-    starts = (c for c in points if c - 1 not in known)
-    ends = (c for c in points if c + 1 not in known)
-    return list(zip(starts, ends, strict=True))
 
 
 def encode_strings(strings: Sequence[str]) -> str | list[str]:

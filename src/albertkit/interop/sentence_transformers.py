@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, StoredModel
+from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, StoredModel, require_tokenizer
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import JSON_LIMIT, read_file, read_json, write_json, write_tensors
 from albertkit.interop import huggingface
@@ -123,8 +123,7 @@ def check_pooling(model: Artifact | StoredModel) -> None:
         raise AlbertkitError(
             f"pooling {model.metadata.pooling!r} is unknown to sentence-transformers; choose mean, cls or max"
         )
-    if model.tokenizer is None:
-        raise AlbertkitError("a sentence-transformers folder needs a tokenizer, and this model has none")
+    require_tokenizer(model)
 
 
 def write_weights(artifact: Artifact, folder: Path) -> None:

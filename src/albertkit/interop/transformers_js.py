@@ -13,10 +13,10 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 
 from albertkit.errors import AlbertkitError
-from albertkit.interop.character_tables import MAX_STRINGS, assigned_characters, charsmap_strings, code_point_ranges
+from albertkit.interop.character_tables import MAX_STRINGS, assigned_characters, charsmap_strings
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalizer import LETTER_RUN, SPACE, Charsmap, Normalizer
-from albertkit.tokenizer.tokenizer_json import Step, replace, sequence, split, to_json
+from albertkit.tokenizer.tokenizer_json import Step, code_point_ranges, replace, sequence, split, to_json
 from albertkit.tokenizer.vocabulary import Vocabulary, is_digit_comma
 
 # The ideographs beyond 16 bits that BERT separates; transformers.js separates only the others.

@@ -14,7 +14,7 @@ from itertools import islice, product
 
 import numpy as np
 
-from albertkit.artifact import Artifact
+from albertkit.artifact import Artifact, require_tokenizer
 from albertkit.config import AlbertConfig
 from albertkit.data.passages import everyday_sentences
 from albertkit.errors import AlbertkitError
@@ -139,10 +139,7 @@ def calibration_tokens(
 
     if texts is None:
         return synthetic_tokens(artifact, progress)
-    if artifact.tokenizer is None:
-        raise AlbertkitError(
-            "calibration texts need a tokenizer, but this model has none. Copy tokenizer.json into its folder."
-        )
+    tokenizer = require_tokenizer(artifact)
     if isinstance(texts, str):
         raise AlbertkitError(f"the calibration texts are one text, {texts!r:.40}. Pass a list of texts.")
     checked = (text for chunk in text_chunks(texts) for text in chunk)
@@ -150,7 +147,7 @@ def calibration_tokens(
     if not chosen:
         raise AlbertkitError("there are no calibration texts. Pass a few hundred texts similar to those in use.")
     limit = min(128, artifact.config.max_position_embeddings)
-    return [e.ids for e in artifact.tokenizer.encode_batch(chosen, max_length=limit)]
+    return [e.ids for e in tokenizer.encode_batch(chosen, max_length=limit)]
 
 
 def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[int]]:
@@ -194,10 +191,8 @@ def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int
     if tokenizer is None or not reads_english(tokenizer):
         return random_tokens(config, texts, seed)
     made = everyday_sentences(texts * SENTENCES_EACH, seed)
-    texts_of_sentences = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
-    return [
-        e.ids for e in tokenizer.encode_batch(texts_of_sentences, max_length=min(128, config.max_position_embeddings))
-    ]
+    sentences = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
+    return [e.ids for e in tokenizer.encode_batch(sentences, max_length=min(128, config.max_position_embeddings))]
 
 
 def reads_english(tokenizer: Tokenizer) -> bool:

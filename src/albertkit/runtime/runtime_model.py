@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored
+from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored, require_tokenizer
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.head_graph import HeadSession
@@ -59,11 +59,8 @@ class RuntimeModel:
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
         weights = stored.weights if bits is None else quantize_stored(stored, bits)
-        if stored.tokenizer is None:
-            raise AlbertkitError(
-                f"{source} has no tokenizer, so it cannot read text. Copy tokenizer.json into its folder."
-            )
-        self.config, self.metadata, self.tokenizer = stored.config, stored.metadata, stored.tokenizer
+        self.tokenizer = require_tokenizer(stored, str(source))
+        self.config, self.metadata = stored.config, stored.metadata
         self.source, self.bits, self.device, self.token_budget = source, bits, device, token_budget
         self.depth = self.check_depth(depth if depth is not None else stored.metadata.depth)
         kind = stored.metadata.quantization or (f"int{bits}" if bits else "float")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 from albertkit.tokenizer.normalizer import CJK, SPACE
@@ -125,11 +126,17 @@ def _unigram_rules(vocabulary: Vocabulary) -> dict[str, Step]:
 
 def _combining_characters() -> str:
     """A regular expression for the characters with a combining class, by this Python's Unicode tables."""
-    found = [c for c in range(0x300, 0x20000) if unicodedata.combining(chr(c))]
-    members = set(found)
-    starts = [c for c in found if c - 1 not in members]
-    ends = [c for c in found if c + 1 not in members]
-    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in zip(starts, ends, strict=True)) + "]"
+    ranges = code_point_ranges(c for c in map(chr, range(0x300, 0x20000)) if unicodedata.combining(c))
+    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in ranges) + "]"
+
+
+def code_point_ranges(characters: Iterable[str]) -> list[tuple[int, int]]:
+    """A set of characters as ranges: the first and the last code point of each."""
+    points = sorted(map(ord, characters))
+    known = set(points)
+    starts = (c for c in points if c - 1 not in known)
+    ends = (c for c in points if c + 1 not in known)
+    return list(zip(starts, ends, strict=True))
 
 
 def _phoneme_rules(vocabulary: Vocabulary) -> dict[str, Step]:

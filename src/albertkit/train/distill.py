@@ -8,7 +8,7 @@ the start, hidden states during training. Before this file: `distill_task.py`, `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, require_tokenizer, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
 from albertkit.data.shards import Shards, write_array, write_json
@@ -44,7 +44,7 @@ from albertkit.train.teachers import (
     teacher_identity,
     text_targets,
 )
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import Log, TrainSettings
 from albertkit.unreadable_text import MAX_UNREADABLE_TEXTS, check_training_texts
 
 MAX_PASSAGE = 254  # tokens
@@ -67,9 +67,7 @@ class DistillJob:
     @property
     def tokenizer(self) -> Tokenizer:
         """The student's tokenizer."""
-        if self.student.tokenizer is None:
-            raise AlbertkitError("the student has no tokenizer, so it cannot read text. Pass one that has a tokenizer.")
-        return self.student.tokenizer
+        return require_tokenizer(self.student, "the student")
 
     @property
     def device(self) -> torch.device:
@@ -90,7 +88,7 @@ def distill(
     job: DistillJob,
     output: Path,
     resume: bool = False,
-    log: Callable[[str], None] = lambda text: None,
+    log: Log = lambda text: None,
     progress_bar: bool = False,
 ) -> TrainResult:
     """Train a student in the folder `output`. `resume` continues from its last checkpoint."""
@@ -130,9 +128,7 @@ class CorpusDistillation:
     workers: int = 1
     """Processes that decode the ids of the corpus."""
 
-    def run(
-        self, student: Artifact, output: Path, resume: bool = False, log: Callable[[str], None] = lambda text: None
-    ) -> TrainResult:
+    def run(self, student: Artifact, output: Path, resume: bool = False, log: Log = lambda text: None) -> TrainResult:
         """Train the student, with the teachers' vectors computed once."""
         check_widths(self.distill, student.config.hidden_size)
         texts = output / "texts"

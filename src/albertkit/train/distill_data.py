@@ -8,7 +8,7 @@ settings, and `DistillData`: examples of a task, or lines of text. After this fi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
 from albertkit.text_reader import content_suffix, read_texts
-from albertkit.train.train_settings import check_numbers, parse_integers
+from albertkit.train.train_settings import Log, check_numbers, parse_integers
 
-Log = Callable[[str], None]
 TEACHER_OUTPUTS = ("vectors", "logits", "hidden")
 MAX_TEXTS = 500_000  # most texts used from one file
 MIN_TEXTS = 10

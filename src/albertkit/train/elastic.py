@@ -13,7 +13,7 @@ where w is `distill_weight`, and the predictions of the full depth have no gradi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from albertkit.train.presets import preset_epochs
 from albertkit.train.pretrain import consistency_loss
 from albertkit.train.run_settings import check_not_deleted
 from albertkit.train.task_heads import LOSSES, copy_heads, distill_loss, has_same_task
-from albertkit.train.train_settings import ElasticSettings, TrainSettings
+from albertkit.train.train_settings import ElasticSettings, Log, TrainSettings
 
 OVER_DEPTHS = "over_depths"
 # The fields of `ElasticSettings` that change the loss.
@@ -228,7 +228,7 @@ def finetune_elastic(
     output: Path | str,
     settings: ElasticSettings | None = None,
     unlabelled: UnlabelledTexts | None = None,
-    log: Callable[[str], None] = lambda text: None,
+    log: Log = lambda text: None,
 ) -> FinetuneResult:
     """Train every depth of a fine-tuned model, and calibrate early exit.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,13 +41,12 @@ from albertkit.train.frozen_head import choose_base_model, draw_shots, train_fro
 from albertkit.train.presets import FEW_EXAMPLES
 from albertkit.train.run_lock import lock_run
 from albertkit.train.run_settings import check_not_deleted, check_output, write_settings
-from albertkit.train.train_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings, Log
 
 if TYPE_CHECKING:
     from albertkit.train.task_heads import HeadClass
 
 Examples = Path | str | Sequence[Any]
-Log = Callable[[str], None]
 Option = str | float | bool | None
 
 

@@ -29,7 +29,7 @@ from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_
 from albertkit.train.presets import preset_learning_rate, preset_optimizer, preset_schedule
 from albertkit.train.run_lock import lock_run
 from albertkit.train.run_settings import begin_run, check_output, write_settings
-from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, Log, TrainSettings
 from albertkit.unreadable_text import check_training_texts
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from albertkit.train.finetune_task import FinetuneTask
     from albertkit.train.loop import TrainResult
 
-Log = Callable[[str], None]
 MAX_EVALUATIONS = 20  # of a run with preset epochs
 FAILURES = {
     "collapsed": "collapsed",

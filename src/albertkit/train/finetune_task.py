@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from albertkit.artifact import Artifact
+from albertkit.artifact import Artifact, require_tokenizer
 from albertkit.errors import AlbertkitError, check_finite, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import CustomHead, Head, to_tensors
@@ -26,7 +26,6 @@ from albertkit.tasks import load_task
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.task import IGNORE_INDEX, Feature, Task
-from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
 from albertkit.train.loop import Alarm
@@ -98,12 +97,10 @@ class FinetuneTask:
         max_length: int = 128,
         metric: str | None = None,
     ) -> None:
-        if model.tokenizer is None:
-            raise AlbertkitError("the initial model has no tokenizer. Pass a folder that contains one.")
+        self.tokenizer = require_tokenizer(model, "the initial model")
         if isinstance(task, ClassifyTask) and task.kind != "regression":
             task = dataclasses.replace(task, score_scale=1.0)  # scores are now those of this training
         self.task, self.initial_model, self.settings = task, model, settings
-        self.tokenizer: Tokenizer = model.tokenizer
         self.max_length = min(max_length, model.config.max_position_embeddings)
         self.examples, self.dev = train, dev
         self.features = group_features(task.features(train, self.tokenizer, self.max_length), len(train))
@@ -283,11 +280,10 @@ def predict_scores(
 ) -> tuple[Any, list[Feature], list[Any]]:
     """(task, features, scores of each feature) of a fine-tuned model, computed in float32."""
     task = load_task(model.metadata)
-    if model.tokenizer is None:
-        raise AlbertkitError("the model has no tokenizer. Pass a folder that contains one.")
+    tokenizer = require_tokenizer(model)
     network = AlbertModel.from_artifact(model)
     network.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    features = task.features(examples, model.tokenizer, int(model.metadata.details.get("max_length", 128)))
+    features = task.features(examples, tokenizer, int(model.metadata.details.get("max_length", 128)))
     return task, features, compute_scores(FinetuneObjective(network, task), features, pack_features)
 
 

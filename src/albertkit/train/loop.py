@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,12 +29,10 @@ from albertkit.train.checkpoint import StopRequest, TrainLog, TrainState, stop_o
 from albertkit.train.distributed import ProcessGroup, process_group
 from albertkit.train.optim import build_optimizers
 from albertkit.train.run_lock import lock_run
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import Log, TrainSettings
 
 MAX_REWINDS = 3
 LOGGED_SCORES = 6  # scores of an evaluation that are logged; metrics.jsonl and the report have all
-
-Log = Callable[[str], None]  # called with one line for the user
 
 
 @dataclass(frozen=True)
@@ -242,13 +239,11 @@ class TrainingRun:
             if is_log_due and not self.log_metrics(progress):
                 progress, saved_at = self.progress(), time.perf_counter()
                 continue
-            count = settings.evaluations
-            is_evaluated = count > 0 and (int(progress * count) > int(before * count) or progress >= 1)
+            is_evaluated = settings.is_evaluation_due(before, progress)
             if is_evaluated:
                 self.evaluate()
-            is_stopped = self.processes.any(stop.is_set) if is_log_due or self.processes.world_size == 1 else False
-            is_save_due = time.perf_counter() - saved_at > 60 * settings.save_minutes
-            is_save_due |= settings.save_steps is not None and self.state.step % settings.save_steps == 0
+            is_stopped = (is_log_due or self.processes.world_size == 1) and self.processes.any(stop.is_set)
+            is_save_due = settings.is_save_due(self.state.step, time.perf_counter() - saved_at)
             is_save_due |= is_evaluated or is_stopped
             if is_save_due and self.processes.is_main and self.has_finite_weights():
                 self.save()

@@ -39,12 +39,11 @@ from albertkit.train.distributed import choose_device
 from albertkit.train.loop import train
 from albertkit.train.presets import preset_epochs, preset_learning_rate
 from albertkit.train.teachers import AlbertTeacher
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import Log, TrainSettings
 
 CALIBRATION_TEXTS = 512
 PLAIN_OPTIONS = {"head_size", "brightmart_layout", "scale_embedding"}  # options that do not change attention
 
-Log = Callable[[str], None]
 Smooth = dict[str, np.ndarray]
 
 

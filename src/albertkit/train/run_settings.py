@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from albertkit.artifact import METADATA_FILE, Artifact
 from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
-from albertkit.train.train_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings, Log
 
 SETTINGS_FILE = "settings.json"
 RUN_FILES = ("runs", "model", "report.md", "confusion.png", "runs.json", SETTINGS_FILE)
@@ -25,7 +24,7 @@ WITHOUT_EFFECT = {  # on the weights of a run
 }
 
 
-def check_output(output: Path, task: str, settings: FinetuneSettings, log: Callable[[str], None]) -> None:
+def check_output(output: Path, task: str, settings: FinetuneSettings, log: Log) -> None:
     """Raise if the folder contains a run with other settings, unless it may resume, or if it may not be deleted."""
     if settings.overwrite:
         check_deletable(output)

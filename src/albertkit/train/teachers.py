@@ -25,7 +25,7 @@ from torch import nn
 from tqdm import tqdm
 
 from albertkit.albert import Albert
-from albertkit.artifact import METADATA_FILE, Artifact, model_folder
+from albertkit.artifact import METADATA_FILE, Artifact, model_folder, require_tokenizer
 from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import digest, read_json
@@ -114,10 +114,7 @@ def teacher_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a teacher."""
     if not is_albert(folder):
         return Tokenizer.load(read_encoder_folder(folder).path)
-    tokenizer = open_stored(folder).tokenizer
-    if tokenizer is None:
-        raise AlbertkitError(f"{folder} has no tokenizer. Start from a student that has one (--model).")
-    return tokenizer
+    return require_tokenizer(open_stored(folder), str(folder))
 
 
 def max_positions(model: PreTrainedModel) -> int:

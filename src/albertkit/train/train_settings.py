@@ -17,6 +17,7 @@ from albertkit.options import setting
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+Log = Callable[[str], None]  # called with one line for the user
 LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
 SCHEDULES = ("linear", "wsd", "constant")
 PRECISIONS = ("auto", "bf16", "float32")
@@ -89,6 +90,15 @@ class TrainSettings:
         if self.tokens is not None:
             return tokens / self.tokens
         return seconds / 60 / (self.minutes or 1)
+
+    def is_evaluation_due(self, before: float, progress: float) -> bool:
+        """Whether to evaluate after a step that increased the spent share of the budget from `before`."""
+        count = self.evaluations
+        return count > 0 and (int(progress * count) > int(before * count) or progress >= 1)
+
+    def is_save_due(self, step: int, seconds: float) -> bool:
+        """Whether to write a checkpoint after a step, `seconds` after the last one."""
+        return seconds > 60 * self.save_minutes or (self.save_steps is not None and step % self.save_steps == 0)
 
     def learning_rate_factor(self, progress: float) -> float:
         """The factor of the peak learning rate at a share of the budget."""
