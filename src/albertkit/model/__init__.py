@@ -1,6 +1,7 @@
 """The model in torch, top to bottom: `packed_batch.py`, `attention.py`, `encoder.py`, `albert_model.py`.
 
-Further modules: `optional_modules.py` (options beyond ALBERT) and `fusion.py` (features of images, sounds or sensors).
+Further modules: `optional_modules.py` (options beyond ALBERT), `head_export.py` (heads of users as ONNX graphs) and
+`fusion.py` (features of images, sounds or sensors).
 """
 
 from albertkit.model.albert_model import AlbertModel, ModelOutput, pool

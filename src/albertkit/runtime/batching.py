@@ -1,7 +1,8 @@
 """Texts to batches of similar length.
 
 In: token ids of many texts of any length. Out: `TokenBatch`es. A batch has at most `token_budget` tokens, including
-padding, so that its activations fit into the processor's cache. At most the share `waste` of them is padding.
+padding, so that its activations fit into the processor's cache. At most `waste` of them are padding. After this file:
+`engine.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 TOKEN_BUDGET = 1024
-WASTE = 48
+WASTE = 48  # tokens of padding in a batch
 
 
 @dataclass(frozen=True)

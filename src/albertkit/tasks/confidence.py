@@ -1,7 +1,7 @@
 """Uncertainty and prediction of each example after some layers, for early exit.
 
 In: a task, features, and the scores of the heads after some layers. Out: the uncertainty of each example, from 0, and
-its prediction, to compare with other depths. `train/elastic.py` and `runtime/early_exit.py` share this module.
+its prediction, to compare with other depths. `runtime/`, `explain/` and `train/` share this module.
 """
 
 from __future__ import annotations

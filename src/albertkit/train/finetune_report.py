@@ -1,6 +1,7 @@
 """The result of fine-tuning and its report: metrics, the worst errors, time and memory. No torch here.
 
-In: the finished run. Out: `report.md`, and `confusion.png` for texts of one class each.
+In: the finished run. Out: `report.md`, and `confusion.png` for texts of one class each. Before this file:
+`finetune_runs.py` and `frozen_head.py`, which train.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training loop of all training tasks.
 
 In: a `TrainingTask` (the model, its data and its loss), `TrainSettings`, a folder. Out: that folder, with
-checkpoints, metrics and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py` and
-`distill_task.py` are the tasks. The loop handles budget, schedule, gradient accumulation, several processes,
+checkpoints, metrics and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py`, `distill_task.py` and
+`distill_vectors.py` have the tasks. `checkpoint.py` and `distributed.py` are its parts. The loop handles budget, schedule, gradient accumulation, several processes,
 checkpoints, resuming, and rewinding after divergence.
 """
 

@@ -1,6 +1,6 @@
 """Pre-training on a corpus: masked language modelling (MLM) and sentence-order prediction.
 
-In: the folder that `corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `TrainingTask` for
+In: the folder that `data/corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `TrainingTask` for
 `loop.py`. Loss = MLM + sentence order (+ λ · consistency of the layers, an option). Losses are divided by the expected
 number of targets, not by the drawn number. So the gradient of a batch does not depend on its split into processes and
 micro-batches.
