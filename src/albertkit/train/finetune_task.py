@@ -1,9 +1,9 @@
 """Fine-tuning as a training task for the loop: batches, loss, evaluation, and the resulting artifact.
 
 In: a `Task` (`tasks/`), examples, the initial model, `TrainSettings`. Out: `FinetuneTask` for `loop.py`. Before this
-file: `task_heads.py`. After it: `finetune_runs.py` runs it, `elastic.py` and `distill_task.py` extend it. Texts are packed
-without padding, and batches contain texts of similar length. Seed and epoch determine the batches, so the position in
-the data is two numbers.
+file: `task_heads.py`. After it: `finetune_runs.py` runs it, `elastic.py` and `distill_task.py` extend it. Texts are
+packed without padding, and batches contain texts of similar length. Seed and epoch determine the batches, so the
+position in the data is two numbers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: a `TrainingTask` (the model, its data and its loss), `TrainSettings`, a folder. Out: that folder, with
 checkpoints, metrics and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py`, `distill_task.py` and
-`distill_vectors.py` have the tasks. `checkpoint.py` and `distributed.py` are its parts. The loop handles budget, schedule, gradient accumulation, several processes,
-checkpoints, resuming, and rewinding after divergence.
+`distill_vectors.py` have the tasks. The loop handles budget, schedule, gradient accumulation, several processes
+(`distributed.py`), checkpoints and resuming (`checkpoint.py`), and rewinding after divergence.
 """
 
 from __future__ import annotations
