@@ -202,7 +202,7 @@ def reads_english(tokenizer: Tokenizer) -> bool:
     if sum(token.isascii() for token in letters) < 0.8 * len(letters):
         return False
     sentences = list(everyday_sentences(50))
-    ids = [place for row in tokenizer.ids_batch(sentences) for place in row]
+    ids = [token for row in tokenizer.ids_batch(sentences) for token in row]
     return tokenizer.unk_id not in ids and len(ids) < 2 * sum(len(text.split()) for text in sentences)
 
 

@@ -119,7 +119,7 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
     depths, read = [*exit_depths, model.depth], pooled_reader(model, options.pooling)
     found = read_depths(model, windows.ids, None, depths, read)
     vectors = {depth: list(combine_windows(np.stack(rows), windows, options)) for depth, rows in found.items()}
-    confidence = VectorConvergence([[place] for place in range(len(texts))], [1] * len(texts))
+    confidence = VectorConvergence([[index] for index in range(len(texts))], [1] * len(texts))
     agrees = [vectors_agree(vectors[depth], vectors[model.depth]) for depth in exit_depths]
     return fit_to_outputs(confidence, vectors, agrees, SAME_VECTOR)
 

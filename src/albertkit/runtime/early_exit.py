@@ -130,15 +130,15 @@ class ExitCalibration:
 
 def risk_limits(lines: Sequence[tuple[float, float] | None], risk: float) -> tuple[float, ...]:
     """The uncertainty at which each line reaches a risk; below 0 if the line is always above the risk."""
-    odds, found = math.log(risk / (1 - risk)), []
+    odds, limits = math.log(risk / (1 - risk)), list[float]()
     for line in lines:
         if line is None:
-            found.append(-1.0)
+            limits.append(-1.0)
         elif line[1] < 0.05:  # uncertainty is not informative: all texts exit or none
-            found.append(math.inf if line[0] <= odds else -1.0)
+            limits.append(math.inf if line[0] <= odds else -1.0)
         else:
-            found.append(math.exp(min(50.0, (odds - line[0]) / line[1])) - SMALL)
-    return tuple(found)
+            limits.append(math.exp(min(50.0, (odds - line[0]) / line[1])) - SMALL)
+    return tuple(limits)
 
 
 # Parsing of `early_exit=` ----------------------------------------------------------------------------------------
@@ -269,13 +269,13 @@ class EarlyExitRunner:
         """All features, some units at a time, the longest first."""
         outputs: list[Any] = [None] * len(ids)
         depths = np.full(len(self.confidence.units), self.rule.depth)
-        longest = [max(len(ids[place]) for place in unit) for unit in self.confidence.units]
+        longest = [max(len(ids[index]) for index in unit) for unit in self.confidence.units]
         order = sorted(range(len(self.confidence.units)), key=lambda u: -longest[u])
         start = 0
         while start < len(order):
             end, tokens = start, 0
             while end < len(order) and (end == start or tokens < MAX_BATCHES * self.model.token_budget):
-                tokens += sum(len(ids[place]) for place in self.confidence.units[order[end]])
+                tokens += sum(len(ids[index]) for index in self.confidence.units[order[end]])
                 end += 1
             self._run_units(order[start:end], ids, segments, outputs, depths)
             start = end
@@ -285,37 +285,41 @@ class EarlyExitRunner:
         self, units: list[int], ids: TokenIds, segments: TokenIds | None, outputs: list[Any], depths: np.ndarray
     ) -> None:
         """Run some units until all have exited; fills `outputs` by feature and `depths` by unit."""
-        engine, here = self.model.engine, 0
-        places = [place for unit in units for place in self.confidence.units[unit]]
+        applied = 0
+        indices = [index for unit in units for index in self.confidence.units[unit]]
         batches: list[HiddenBatch] = []
-        for group in group_by_length([len(ids[place]) for place in places], self.model.token_budget):
-            batch = pad_batch(ids, segments, [places[at] for at in group])
-            batches.append(HiddenBatch(engine.run(batch, 0), batch.lengths, batch.order))
+        for group in group_by_length([len(ids[index]) for index in indices], self.model.token_budget):
+            batch = pad_batch(ids, segments, [indices[at] for at in group])
+            batches.append(HiddenBatch(self.model.engine.run(batch, 0), batch.lengths, batch.order))
         before: list[Any] | None = None
-        for number, depth in enumerate((*self.rule.exit_depths, self.rule.depth)):
-            for moving in batches:
-                moving.hidden = engine.apply_layers(moving.hidden, moving.lengths, here, depth)
-                result = engine.read_out(moving.hidden, moving.lengths, depth)
-                for place, output in zip(moving.order, self.read(result, moving.lengths), strict=True):
-                    outputs[place] = output
-            here = depth
-            if depth == self.rule.depth:
-                return
+        for depth, limit in zip(self.rule.exit_depths, self.rule.limits, strict=True):
+            self._advance(batches, applied, depth, outputs)
+            applied = depth
             uncertainty = self.confidence.uncertainty(units, outputs, before)
-            exiting = {u for u, value in zip(units, uncertainty, strict=True) if value <= self.rule.limits[number]}
+            exiting = {unit for unit, value in zip(units, uncertainty, strict=True) if value <= limit}
             if exiting:
                 depths[list(exiting)] = depth
                 units = [unit for unit in units if unit not in exiting]
                 if not units:
                     return
-                gone = {place for unit in exiting for place in self.confidence.units[unit]}
-                batches = rebatch(batches, gone, self.model.token_budget)
+                exited = {index for unit in exiting for index in self.confidence.units[unit]}
+                batches = rebatch(batches, exited, self.model.token_budget)
             before = list(outputs)
+        self._advance(batches, applied, self.rule.depth, outputs)
+
+    def _advance(self, batches: list[HiddenBatch], first: int, last: int, outputs: list[Any]) -> None:
+        """Apply the layers from depth `first` to depth `last`, and read the outputs there."""
+        engine = self.model.engine
+        for batch in batches:
+            batch.hidden = engine.apply_layers(batch.hidden, batch.lengths, first, last)
+            result = engine.read_out(batch.hidden, batch.lengths, last)
+            for index, output in zip(batch.order, self.read(result, batch.lengths), strict=True):
+                outputs[index] = output
 
 
-def rebatch(batches: list[HiddenBatch], gone: set[int], token_budget: int) -> list[HiddenBatch]:
+def rebatch(batches: list[HiddenBatch], exited: set[int], token_budget: int) -> list[HiddenBatch]:
     """Batches without the exited features: complete batches stay, and the remaining texts of others are merged."""
-    kept = [np.array([place not in gone for place in batch.order.tolist()]) for batch in batches]
+    kept = [np.array([index not in exited for index in batch.order.tolist()]) for batch in batches]
     whole = [batch for batch, stays in zip(batches, kept, strict=True) if stays.all()]
     rest = [
         (batch.hidden[at, : batch.lengths[at]], batch.order[at])
@@ -339,11 +343,11 @@ def read_depths(
     found: dict[int, list[Any]] = {depth: [None] * len(ids) for depth in depths}
     for group in group_by_length([len(row) for row in ids], model.token_budget):
         batch = pad_batch(ids, segments, group)
-        hidden, here = model.engine.run(batch, 0), 0
+        hidden, applied = model.engine.run(batch, 0), 0
         for depth in sorted(depths):
-            hidden, here = model.engine.apply_layers(hidden, batch.lengths, here, depth), depth
+            hidden, applied = model.engine.apply_layers(hidden, batch.lengths, applied, depth), depth
             result = model.engine.read_out(hidden, batch.lengths, depth)
-            for place, output in zip(batch.order, read(result, batch.lengths), strict=True):
-                found[depth][place] = output
+            for index, output in zip(batch.order, read(result, batch.lengths), strict=True):
+                found[depth][index] = output
     check_finite("outputs", (output for outputs in found.values() for output in outputs))
     return found

@@ -98,7 +98,7 @@ class TokenWindows:
 
     @property
     def by_text(self) -> list[list[int]]:
-        """The windows of each text, by their place."""
+        """The windows of each text, by their index in `ids`."""
         return [list(range(start, end)) for start, end in pairwise(np.cumsum([0, *self.counts]).tolist())]
 
 
@@ -268,12 +268,12 @@ def token_vectors(
     report_unreadable(find_unreadable(model.tokenizer, texts, [e.ids for e in encodings]))
     vectors: dict[int, np.ndarray] = {}
     for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
-        for place, row, length in zip(batch.order, model.engine.run(batch, layers), batch.lengths, strict=True):
-            vectors[place] = row[:length].copy()
+        for index, row, length in zip(batch.order, model.engine.run(batch, layers), batch.lengths, strict=True):
+            vectors[index] = row[:length].copy()
     check_finite("token vectors", vectors.values())
     return [
-        TokenVectors(vectors[place], model.tokenizer.tokens(e.ids), e.offsets, e.ids)
-        for place, e in enumerate(encodings)
+        TokenVectors(vectors[index], model.tokenizer.tokens(e.ids), e.offsets, e.ids)
+        for index, e in enumerate(encodings)
     ]
 
 
@@ -309,9 +309,9 @@ def text_chunks(
             f"texts is a {type(texts).__name__}. Pass a text, or several in a list, a generator or a column."
         )
     characters, chunk, most = 0, list[str](), first
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise AlbertkitError(f"text {place} is {_describe(text)}; every text must be a str. Remove or replace it.")
+            raise AlbertkitError(f"text {index} is {_describe(text)}; every text must be a str. Remove or replace it.")
         chunk.append(text)
         characters += len(text)
         if len(chunk) >= most or characters >= CHUNK_CHARACTERS:
@@ -327,11 +327,11 @@ def list_texts(texts: str | Iterable[str]) -> list[str]:
 
 
 def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions, start: int = 0) -> TokenWindows:
-    """Texts with their prompt as windows of token ids; `start` is the place of the first text in the input, for
+    """Texts with their prompt as windows of token ids; `start` is the index of the first text in the input, for
     errors.
     """
     whole = [
-        shorten(model, place, options.prompt + text, options.long_texts) for place, text in enumerate(texts, start)
+        shorten(model, index, options.prompt + text, options.long_texts) for index, text in enumerate(texts, start)
     ]
     ids = model.tokenizer.ids_batch(whole)
     report_unreadable(find_unreadable(model.tokenizer, texts, ids))
@@ -345,10 +345,10 @@ def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: st
     step = max(1, room - min(OVERLAP, room // 2))
     ids: list[list[int]] = []
     counts: list[int] = []
-    for place, text in enumerate(texts, start):
+    for index, text in enumerate(texts, start):
         if len(text) > room and long_texts == "error":
             raise AlbertkitError(
-                f"text {place} has {len(text)} tokens, but the model supports {room}. "
+                f"text {index} has {len(text)} tokens, but the model supports {room}. "
                 f"Pass long_texts='split' or 'truncate'."
             )
         count = 1 if len(text) <= room or long_texts == "truncate" else 1 + math.ceil((len(text) - room) / step)
@@ -358,14 +358,14 @@ def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: st
     return TokenWindows(ids, counts)
 
 
-def shorten(model: RuntimeModel, place: int, text: str, long_texts: str) -> str:
+def shorten(model: RuntimeModel, index: int, text: str, long_texts: str) -> str:
     """A text of at most `MAX_CHARACTERS`. A longer one is truncated generously, or raises."""
     if len(text) <= MAX_CHARACTERS:
         return text
     if long_texts == "truncate":  # generous, and without processing the rest
         return " ".join(text[:MAX_CHARACTERS].split())[: 64 * model.max_tokens]
     raise AlbertkitError(
-        f"text {place} has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}. "
+        f"text {index} has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}. "
         f"Split it, or pass long_texts='truncate'."
     )
 

@@ -95,9 +95,9 @@ def target_embedding(config: AlbertConfig, weights: graphs.Weights, max_level: i
     """The embedding of targets at any position: `segments` takes positions; their table includes the second segment's
     vector.
     """
-    place, kind = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
-    table = as_float(weights[place])
-    both = {place: np.zeros_like(table), kind: table + as_float(weights[kind])[1]}
+    position_name, segment_name = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
+    table = as_float(weights[position_name])
+    both = {position_name: np.zeros_like(table), segment_name: table + as_float(weights[segment_name])[1]}
     return graphs.embedding_graph(config, {**weights, **both}, max_level)
 
 
@@ -106,8 +106,8 @@ def target_embedding(config: AlbertConfig, weights: graphs.Weights, max_level: i
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of some texts, for each use of a layer: (texts, room, A). The first `source` places are sources,
-    then targets.
+    """Keys and values of some texts, for each use of a layer: (texts, room, A). The first `source` positions are
+    sources, then targets.
     """
 
     keys: list[np.ndarray]
@@ -252,14 +252,14 @@ def expand_beams(
     best = np.argpartition(-flat, min(2 * beams, len(flat) - 1))[: 2 * beams]
     texts: list[Hypothesis] = []
     parents: list[int] = []
-    for place in best[np.argsort(-flat[best], kind="stable")].tolist():
-        parent, word = divmod(place, log_probabilities.shape[1])
-        if not np.isfinite(flat[place]) or len(texts) == beams:
+    for index in best[np.argsort(-flat[best], kind="stable")].tolist():
+        parent, word = divmod(index, log_probabilities.shape[1])
+        if not np.isfinite(flat[index]) or len(texts) == beams:
             break
         if word == end:
-            done.append(Hypothesis(own[parent].ids, float(flat[place]), True))
+            done.append(Hypothesis(own[parent].ids, float(flat[index]), True))
         else:
-            texts.append(Hypothesis([*own[parent].ids, word], float(flat[place])))
+            texts.append(Hypothesis([*own[parent].ids, word], float(flat[index])))
             parents.append(parent)
     done.sort(key=lambda text: -text.score)
     del done[beams:]
@@ -303,7 +303,7 @@ def generate(
     settings, generator, task = settings or GenerateSettings(), model.generator, model.task
     assert isinstance(task, GenerateTask), "`generator` was opened"
     layers = model.layers_to_apply(depth)
-    short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]
+    short = [shorten(model, index, text, "truncate") for index, text in enumerate(texts)]
     sources = task.sources(short, model.tokenizer, model.max_task_tokens)
     report_unreadable(find_unreadable(model.tokenizer, short, sources))
     most = settings.max_tokens or task.target_length
@@ -313,11 +313,11 @@ def generate(
             f"max_tokens={most} is too large: after a source of {longest} tokens, this model has "
             f"{model.max_tokens - longest} positions left. Pass fewer."
         )
-    found: dict[int, GeneratedText] = {}
+    results: dict[int, GeneratedText] = {}
     token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)
-    for places in group_by_length([len(source) + most for source in sources], token_budget):
-        batch = pad_batch(sources, None, places)
+    for indices in group_by_length([len(source) + most for source in sources], token_budget):
+        batch = pad_batch(sources, None, indices)
         made = decode(generator, batch, most, layers, settings)
-        for place, text in zip(batch.order.tolist(), made, strict=True):
-            found[place] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
-    return [found[place] for place in range(len(sources))]
+        for index, text in zip(batch.order.tolist(), made, strict=True):
+            results[index] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
+    return [results[index] for index in range(len(sources))]

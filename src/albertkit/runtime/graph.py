@@ -39,9 +39,9 @@ def layer_graph(config: AlbertConfig, weights: Weights, prefixes: Sequence[str],
     number = b.input("layer", TensorProto.INT64, []) if len(prefixes) > 1 else ""
     ffn: str | int = b.input("ffn", TensorProto.INT64, []) if config.options.ffn_groups else 0
 
-    def make(place: int) -> str:
-        b.prefix = f"{prefixes[place]}." if number else ""
-        return LayerBuilder(b, config, weights, prefixes[place]).layer(*inputs, ffn)[0]
+    def make(index: int) -> str:
+        b.prefix = f"{prefixes[index]}." if number else ""
+        return LayerBuilder(b, config, weights, prefixes[index]).layer(*inputs, ffn)[0]
 
     return b.graph(b.select(number, make, len(prefixes)), ["texts", "length", config.hidden_size])
 
@@ -268,14 +268,14 @@ def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> 
 
 def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str) -> str:
     """θ of each score, (1, heads, length, length)."""
-    table, (place, column) = b.weight("theta", theta), positions(b, query)
+    table, (row, column) = b.weight("theta", theta), positions(b, query)
     if config.options.attention_bias == "relative":
         reach = config.options.relative_reach
         low, high = b.constant(-reach, np.int64), b.constant(reach, np.int64)
-        distance = b.node("Clip", b.node("Sub", place, column), low, high)
+        distance = b.node("Clip", b.node("Sub", row, column), low, high)
         found = b.node("Gather", table, b.node("Add", distance, high), axis=1)  # (heads, length, length)
     else:
-        is_first = b.node("Cast", b.node("Equal", place, b.constant(0, np.int64)), to=1)
+        is_first = b.node("Cast", b.node("Equal", row, b.constant(0, np.int64)), to=1)
         ones = b.node("Cast", b.node("GreaterOrEqual", column, b.constant(0, np.int64)), to=1)  # (length, 1)
         by_head = b.node("Unsqueeze", table, b.constant([1, 2], np.int64))  # (heads, 1, 1)
         found = b.node("Mul", b.node("Mul", by_head, is_first), ones)
@@ -284,9 +284,9 @@ def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str
 
 def outside_window(b: Builder, window: int, query: str) -> str:
     """HIDDEN for two tokens that do not attend to each other, otherwise 0; (1, 1, length, length)."""
-    place, column = positions(b, query)
-    is_far = b.node("Greater", b.node("Abs", b.node("Sub", place, column)), b.constant(window, np.int64))
-    is_later = b.node("Greater", b.node("Min", place, column), b.constant(0, np.int64))  # neither is the first token
+    row, column = positions(b, query)
+    is_far = b.node("Greater", b.node("Abs", b.node("Sub", row, column)), b.constant(window, np.int64))
+    is_later = b.node("Greater", b.node("Min", row, column), b.constant(0, np.int64))  # neither is the first token
     outside = b.node("And", is_far, is_later)
     made = b.node("Where", outside, b.constant(HIDDEN, np.float32), b.constant(0.0, np.float32))
     return b.node("Unsqueeze", made, b.constant([0, 1], np.int64))
@@ -330,12 +330,12 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
     if config.options.brightmart_layout:
         words = b.float_product(words, "projection", projection)
     length = b.node("Gather", b.node("Shape", ids), b.constant([1], np.int64))
-    places = b.node(
+    position_vectors = b.node(
         "Slice", b.floats("position", weights["encoder.embeddings.position.weight"]),
         b.constant([0], np.int64), length,
     )  # fmt: skip
     segment_vectors = b.node("Gather", b.floats("segment", weights["encoder.embeddings.segment.weight"]), segments)
-    summed = b.node("Add", b.node("Add", words, segment_vectors), places)
+    summed = b.node("Add", b.node("Add", words, segment_vectors), position_vectors)
     out = norm(b, config, weights, "encoder.embeddings.norm", summed)
     if not config.options.brightmart_layout:
         bias = b.weight("projection.bias", as_float(weights["encoder.embeddings.projection.bias"]))

@@ -45,9 +45,9 @@ class TokenProbabilities(NamedTuple):
 
 def fill_mask(model: RuntimeModel, text: str, k: int, depth: Depth | None = None) -> list[list[MaskPrediction]]:
     """The `k` likeliest words for each [MASK] of a text."""
-    encoding, places = encode_masks(model, text, k)
+    encoding, positions = encode_masks(model, text, k)
     (batch,) = token_batches([encoding.ids], [encoding.segments])
-    hidden = model.engine.run(batch, model.layers_to_apply(depth))[0, places]
+    hidden = model.engine.run(batch, model.layers_to_apply(depth))[0, positions]
     return mask_predictions(model, likeliest_tokens(model, hidden, k))
 
 
@@ -62,8 +62,8 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
             f"the text has {len(text):,} characters; with a mask it must fit into {model.max_tokens} tokens. Shorten it"
         )
     encoding = model.tokenizer.encode(text, recognize_mask=True)
-    places = [i for i, token in enumerate(encoding.ids) if token == model.tokenizer.mask_id]
-    if not places:
+    positions = [i for i, token in enumerate(encoding.ids) if token == model.tokenizer.mask_id]
+    if not positions:
         raise AlbertkitError(f"{text[:40]!r} has no [MASK]. Write [MASK] where a word is missing.")
     if len(encoding.ids) > model.max_tokens:
         raise AlbertkitError(
@@ -71,7 +71,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
         )
     bare = text.replace("[MASK]", " ")
     report_unreadable(find_unreadable(model.tokenizer, [bare], [encoding.ids]))
-    return encoding, places
+    return encoding, positions
 
 
 def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[TokenProbabilities]:

@@ -47,7 +47,7 @@ MATRICES = (
     "ffn.up.weight",
     "ffn.down.weight",
 )
-DOWN = 3  # the place of the product whose inputs are shifted
+DOWN = 3  # the number of the product whose inputs are shifted
 MOST_THREADS = 64  # each has its own working memory
 Pointer = ctypes.c_void_p
 
@@ -173,8 +173,8 @@ class NativeLayers:
         matrices = [weights[f"{name}.weight"] for name in names]
         biases = [as_float(weights[f"{name}.bias"]) for name in names]
         self._set_product(number, 0, stack_rows(matrices[:3]), np.concatenate(biases[:3]))
-        for place in (1, 2, 3):
-            self._set_product(number, place, matrices[place + 2], biases[place + 2])
+        for product in (1, 2, 3):
+            self._set_product(number, product, matrices[product + 2], biases[product + 2])
         norms = [as_float(weights[f"{prefix}.{name}.{kind}"]) for name in NORMS for kind in ("weight", "bias")]
         theta = None
         if self.config.options.attention_bias:
@@ -184,7 +184,7 @@ class NativeLayers:
         stacked = np.ascontiguousarray(np.stack(norms), np.float32).reshape(4, self.config.hidden_size)
         check_memory(self._library.albertkit_set_norms(self._model, number, address(stacked), address(theta)))
 
-    def _set_product(self, layer: int, place: int, matrix: np.ndarray | QuantizedMatrix, bias: np.ndarray) -> None:
+    def _set_product(self, layer: int, product: int, matrix: np.ndarray | QuantizedMatrix, bias: np.ndarray) -> None:
         rows: np.ndarray
         values = numbers = scale = smooth = None
         if isinstance(matrix, QuantizedMatrix):
@@ -192,19 +192,21 @@ class NativeLayers:
             scale = np.ascontiguousarray(matrix.scale, np.float32)
             smooth = None if matrix.smooth is None else np.ascontiguousarray(matrix.smooth, np.float32)
             rows = values
-            if place == DOWN:  # its inputs are shifted to be at least 0
+            if product == DOWN:  # its inputs are shifted to be at least 0
                 shift = LOWEST[self.config.hidden_act] * values.sum(axis=1, dtype=np.int64) * scale
                 bias = bias - shift
         else:
             rows = numbers = np.ascontiguousarray(matrix, np.float32)
         bias = np.ascontiguousarray(bias, np.float32)
-        expected = product_shapes(self.config)[place]
+        expected = product_shapes(self.config)[product]
         if rows.shape != expected or bias.shape != expected[:1]:
             raise ValueError(
                 f"a matrix {rows.shape} with {len(bias)} biases does not fit the config, which has {expected}"
             )
         arrays = (values, numbers, scale, bias, smooth)
-        check_memory(self._library.albertkit_set_product(self._model, layer, place, *rows.shape, *map(address, arrays)))
+        check_memory(
+            self._library.albertkit_set_product(self._model, layer, product, *rows.shape, *map(address, arrays))
+        )
 
     def apply(self, hidden: np.ndarray, lengths: np.ndarray, layers: range, depth: int) -> np.ndarray:
         """Hidden states (texts, length, H) after some of `depth` layers."""

@@ -91,8 +91,8 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     check_pairs(model, examples)
     features = list(model.task.features(examples, model.tokenizer, model.max_task_tokens))
     unknown = model.tokenizer.unk_id
-    places = sorted({f.example for f in features if unknown is None or unknown in f.ids})
-    texts = [examples[place].joined_text() for place in places if isinstance(examples[place], Example)]
+    indices = sorted({f.example for f in features if unknown is None or unknown in f.ids})
+    texts = [examples[index].joined_text() for index in indices if isinstance(examples[index], Example)]
     found = find_unreadable(model.tokenizer, texts)
     cut, limit = count_truncated(model, features, examples), model.max_task_tokens
     report_unreadable(replace(found, total=len(examples), truncated=cut, limit=limit))
@@ -144,13 +144,13 @@ def task_scores(model: RuntimeModel, features: Sequence[Feature], depth: Depth |
     layers = task_depth(model, depth)
     if model.packed_outputs is not None and not model.custom_heads:  # these run on the CPU
         return packed_scores(model, model.packed_outputs, features, layers)
-    found: list[Any] = [None] * len(features)
+    all_scores: list[Any] = [None] * len(features)
     for batch in token_batches([f.ids for f in features], [f.segments for f in features], model.token_budget):
         scores = read_heads(model, model.engine.run(batch, layers), batch.lengths)
-        for place, row in zip(batch.order, scores, strict=True):
-            found[place] = row
-    check_finite("scores", found)
-    return found
+        for index, row in zip(batch.order, scores, strict=True):
+            all_scores[index] = row
+    check_finite("scores", all_scores)
+    return all_scores
 
 
 def exit_scores(
@@ -264,15 +264,15 @@ def dialogue_turns(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) 
         return [DialogueTurn("", 0, "", turns)]
     if isinstance(turns, bytes | DialogueTurn) or not isinstance(turns, Iterable):
         raise AlbertkitError(f"turns is a {type(turns).__name__}. Pass the turns of a dialogue in a list, in order.")
-    return [_turn(place, turn) for place, turn in enumerate(turns)]
+    return [_turn(index, turn) for index, turn in enumerate(turns)]
 
 
-def _turn(place: int, turn: str | tuple[str, str] | DialogueTurn) -> DialogueTurn:
+def _turn(index: int, turn: str | tuple[str, str] | DialogueTurn) -> DialogueTurn:
     if isinstance(turn, DialogueTurn):
         return turn
     pair = ("", turn) if isinstance(turn, str) else turn
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
         raise AlbertkitError(
-            f"turn {place} is {turn!r:.60}. Pass the user's text, or a pair of the system's text and the user's text."
+            f"turn {index} is {turn!r:.60}. Pass the user's text, or a pair of the system's text and the user's text."
         )
-    return DialogueTurn("", place, *pair)
+    return DialogueTurn("", index, *pair)

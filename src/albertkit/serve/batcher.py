@@ -97,7 +97,7 @@ class QueuedRow(NamedTuple):
     """One row of a job."""
 
     job: BatchJob
-    place: int
+    number: int  # of the row in the job
     length: int
 
 
@@ -121,10 +121,10 @@ class RowQueue:
 
     def take(self, token_budget: int) -> list[QueuedRow]:
         """The batch that contains the oldest row, the longest row first."""
-        places = next(p for p in group_by_length([row.length for row in self.window], token_budget) if 0 in p)
-        batch = [self.window[place] for place in places]
-        taken = set(places)
-        self.window = [row for place, row in enumerate(self.window) if place not in taken]
+        indices = next(p for p in group_by_length([row.length for row in self.window], token_budget) if 0 in p)
+        batch = [self.window[index] for index in indices]
+        taken = set(indices)
+        self.window = [row for index, row in enumerate(self.window) if index not in taken]
         return batch
 
 
@@ -227,7 +227,7 @@ class Batcher:
     def _add(self, job: BatchJob) -> None:
         job.arrived = time.monotonic()
         job.results, job.missing = [None] * len(job.ids), len(job.ids)
-        rows = [QueuedRow(job, place, len(ids)) for place, ids in enumerate(job.ids)]
+        rows = [QueuedRow(job, index, len(ids)) for index, ids in enumerate(job.ids)]
         with self._condition:
             if self._is_stopped:
                 raise HttpError(503, "the server is shutting down; send the request to another one", retry_after=1)
@@ -332,10 +332,10 @@ class Batcher:
         if isinstance(route, EngineCall):
             return [route.function()]
         began = time.monotonic()
-        ids, segments = [row.job.ids[row.place] for row in batch], None
+        ids, segments = [row.job.ids[row.number] for row in batch], None
         if any(row.job.segments for row in batch):
-            segments = [row.job.segments[row.place] if row.job.segments else [0] * row.length for row in batch]
-        arguments = [row.job.arguments[row.place] if row.job.arguments else None for row in batch]
+            segments = [row.job.segments[row.number] if row.job.segments else [0] * row.length for row in batch]
+        arguments = [row.job.arguments[row.number] if row.job.arguments else None for row in batch]
         padded = pad_batch(ids, segments, list(range(len(batch))))
         hidden = route.model.albert.engine.run(padded, route.depth)
         results = list(route.reader(route, hidden, padded.lengths, arguments))
@@ -358,7 +358,7 @@ class Batcher:
                     continue
                 job.error = error
                 if error is None:
-                    job.results[row.place] = results[number]
+                    job.results[row.number] = results[number]
                     job.missing -= 1
                     self._subtract_work(job, min(job.work, row.length * max(1, job.route.depth)))
                 if error is not None or not job.missing:

@@ -369,7 +369,7 @@ class RequestContext:
             [encoding.ids for encoding, _ in encodings],
             self.deadline,
             [encoding.segments for encoding, _ in encodings],
-            [(places, k) for _, places in encodings],
+            [(positions, k) for _, positions in encodings],
         )
         best = await self._run(job)
         return await self.run_tokenizer(lambda: [mask_predictions(albert, words) for words in best])
@@ -391,5 +391,7 @@ def read_scores(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, ar
 
 
 def read_words(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
-    """The most likely words; an argument is (places of masks, number of words)."""
-    return [likeliest_tokens(route.model.albert, hidden[at, places], k) for at, (places, k) in enumerate(arguments)]
+    """The most likely words; an argument is (positions of masks, number of words)."""
+    return [
+        likeliest_tokens(route.model.albert, hidden[at, positions], k) for at, (positions, k) in enumerate(arguments)
+    ]

@@ -161,8 +161,8 @@ class AnswerTask(Task):
         answers = list(by_text.values())
         if self.threshold is not None or not answers:
             least = self.threshold or 0.0
-            place = sum(answer.score > least for answer in answers)
-            answers.insert(place, AnswerResult("", 0, 0, least, 0.0))
+            rank = sum(answer.score > least for answer in answers)
+            answers.insert(rank, AnswerResult("", 0, 0, least, 0.0))
         weights = np.exp(np.array([answer.score - answers[0].score for answer in answers]))
         probabilities = (weights / weights.sum()).tolist()
         answers = [replace(answer, probability=p) for answer, p in zip(answers, probabilities, strict=True)]
@@ -209,18 +209,18 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _is_inside_word(text: str, place: int) -> bool:
-    """Whether letters or digits of one word are before and after a place. Scripts without spaces have no such words."""
-    return 0 < place < len(text) and bool(_IN_WORD.match(text, place - 1) and _IN_WORD.match(text, place))
+def _is_inside_word(text: str, position: int) -> bool:
+    """Whether a position is between letters or digits of one word. Scripts without spaces have no such words."""
+    return 0 < position < len(text) and bool(_IN_WORD.match(text, position - 1) and _IN_WORD.match(text, position))
 
 
 def _tokens_of_answer(offsets: Sequence[tuple[int, int]], example: QuestionExample) -> tuple[int, int] | None:
     """The first and last token that overlap the first answer, at its nearest position in the context."""
     start, text = example.answers[0] if example.answers and not example.is_impossible else (0, "")
-    place = nearest_occurrence(example.context, text, start) if text else None
-    if place is None:
+    position = nearest_occurrence(example.context, text, start) if text else None
+    if position is None:
         return None
-    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < place + len(text) and b > place]
+    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < position + len(text) and b > position]
     return (inside[0], inside[-1]) if inside else None
 
 

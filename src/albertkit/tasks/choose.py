@@ -63,13 +63,13 @@ class ChooseTask(Task):
         features: list[Feature] = []
         for number, example in enumerate(examples):
             context = contexts[example.context].ids
-            for place in range(len(example.choices)):
+            for choice in range(len(example.choices)):
                 room = max_length - 3
                 second = next(encodings).ids[-(room - bool(context)) :]
                 first = context[: room - len(second)]
                 ids = [cls, *first, sep, *second, sep]
                 segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
-                features.append(Feature(ids, segments, number, None if place else example.answer))
+                features.append(Feature(ids, segments, number, None if choice else example.answer))
         return features
 
     def results(
@@ -77,8 +77,8 @@ class ChooseTask(Task):
     ) -> list[ChoiceResult]:
         """The most likely choice of each example, from the (1,) score of each feature."""
         results = []
-        for example, places in zip(examples, group_features(features, len(examples)), strict=True):
-            probabilities = softmax(np.array([float(np.asarray(scores[place]).reshape(())) for place in places]))
+        for example, indices in zip(examples, group_features(features, len(examples)), strict=True):
+            probabilities = softmax(np.array([float(np.asarray(scores[index]).reshape(())) for index in indices]))
             best = int(probabilities.argmax())
             results.append(ChoiceResult(best, example.choices[best], tuple(probabilities.tolist())))
         return results

@@ -36,11 +36,11 @@ class UncertaintyEstimator:
         self.compares_depths = task.uncertainty_measure != "entropy"
         self.units = group_features(features, len(examples))
         if task.computes_vectors:
-            self.units = [[place] for place in range(len(features))]
+            self.units = [[index] for index in range(len(features))]
         tokens: list[list[int]] = [[] for _ in features]
-        for example, places in zip(examples, self.units, strict=True) if "tag" in task.heads else ():
-            for window, token in label_tokens([features[p] for p in places], example_words(example)):
-                tokens[places[window]].append(token)
+        for example, indices in zip(examples, self.units, strict=True) if "tag" in task.heads else ():
+            for window, token in label_tokens([features[p] for p in indices], example_words(example)):
+                tokens[indices[window]].append(token)
         self.label_tokens = [np.array(own, np.int64) for own in tokens]
         """The tokens of each feature that predict a word, for tags."""
 
@@ -50,26 +50,26 @@ class UncertaintyEstimator:
             return np.full(len(units), np.inf)
         if self.task.heads == ("choose",):
             return np.array([_entropy(self._choice_scores(unit, scores)[None])[0] for unit in units])
-        places = [place for unit in units for place in self.units[unit]]
-        found = np.zeros(len(places))
+        indices = [index for unit in units for index in self.units[unit]]
+        found = np.zeros(len(indices))
         for number, head in enumerate(self.task.heads):
-            rows = [scores[p][number] if len(self.task.heads) > 1 else scores[p] for p in places]
-            old = [previous[p] for p in places] if self.compares_depths and previous is not None else rows
-            found = np.maximum(found, self._head_uncertainty(head, places, rows, old))
+            rows = [scores[p][number] if len(self.task.heads) > 1 else scores[p] for p in indices]
+            old = [previous[p] for p in indices] if self.compares_depths and previous is not None else rows
+            found = np.maximum(found, self._head_uncertainty(head, indices, rows, old))
         starts = np.cumsum([0, *(len(self.units[unit]) for unit in units)])[:-1]
         return np.maximum.reduceat(found, starts) if len(found) else found
 
     def _head_uncertainty(
-        self, head: str, places: list[int], rows: list[np.ndarray], old: list[np.ndarray]
+        self, head: str, indices: list[int], rows: list[np.ndarray], old: list[np.ndarray]
     ) -> np.ndarray:
         """(features,) for one head."""
         if head == "vector":
             return 1 - cosines(np.stack(rows), np.stack(old))
         if head == "tag":
-            tokens = [self.label_tokens[p] for p in places]
-            found = np.zeros(len(places))
+            tokens = [self.label_tokens[p] for p in indices]
+            found = np.zeros(len(indices))
             table = np.concatenate([row[own] for row, own in zip(rows, tokens, strict=True)])
-            np.maximum.at(found, np.repeat(np.arange(len(places)), [len(own) for own in tokens]), _entropy(table))
+            np.maximum.at(found, np.repeat(np.arange(len(indices)), [len(own) for own in tokens]), _entropy(table))
             return found
         if head == "answer":
             return np.array([max(_entropy(row[:, 0][None])[0], _entropy(row[:, 1][None])[0]) for row in rows])
@@ -90,11 +90,11 @@ class UncertaintyEstimator:
         if self.task.heads == ("choose",):
             return int(self._choice_scores(unit, scores).argmax())
         found: list[Hashable] = []
-        for place in self.units[unit]:
-            rows = scores[place] if len(self.task.heads) > 1 else (scores[place],)
+        for index in self.units[unit]:
+            rows = scores[index] if len(self.task.heads) > 1 else (scores[index],)
             for head, row in zip(self.task.heads, rows, strict=True):
                 if head == "tag":
-                    found.append(row[self.label_tokens[place]].argmax(1).tobytes())
+                    found.append(row[self.label_tokens[index]].argmax(1).tobytes())
                 elif head == "answer":
                     found.append(row.argmax(0).tobytes())
                 elif self.task.kind == "multi":
@@ -109,7 +109,7 @@ class UncertaintyEstimator:
         return float(getattr(self.task, "temperature", 1.0)) * math.log(threshold / (1 - threshold))
 
     def _choice_scores(self, unit: int, scores: Sequence[Any]) -> np.ndarray:
-        return np.array([float(np.asarray(scores[place]).reshape(())) for place in self.units[unit]])
+        return np.array([float(np.asarray(scores[index]).reshape(())) for index in self.units[unit]])
 
 
 def _entropy(scores: np.ndarray) -> np.ndarray:

@@ -132,7 +132,7 @@ class TagTask(Task):
             for window in word_windows([len(t) for t in cut], room, min(self.overlap, room - longest)):
                 inside = [token for word in window for token in cut[word]]
                 ids = [specials[0], *(i for i, _ in inside), specials[1]]
-                offsets = [(0, 0), *(place for _, place in inside), (0, 0)]
+                offsets = [(0, 0), *(span for _, span in inside), (0, 0)]
                 made.append(Feature(ids, [0] * len(ids), number, None, offsets))
             if example.words or example.spans or example.intent is not None:
                 made = self._with_targets(made, own, example)
@@ -154,8 +154,8 @@ class TagTask(Task):
         results = []
         for example, own in zip(examples, group_features(features, len(examples)), strict=True):
             words = example_words(example)
-            places = label_tokens([features[i] for i in own], words)
-            table = [np.asarray(scores[own[window]][token], np.float64) for window, token in places]
+            positions = label_tokens([features[i] for i in own], words)
+            table = [np.asarray(scores[own[window]][token], np.float64) for window, token in positions]
             results.append(TagResult(example.text, self._entities(example.text, words, np.array(table))))
         return results
 

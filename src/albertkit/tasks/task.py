@@ -101,8 +101,8 @@ class Task:
 def group_features(features: Sequence[Feature], count: int) -> list[list[int]]:
     """The indexes of each example's features. count: number of examples."""
     groups: list[list[int]] = [[] for _ in range(count)]
-    for place, feature in enumerate(features):
-        groups[feature.example].append(place)
+    for index, feature in enumerate(features):
+        groups[feature.example].append(index)
     return groups
 
 
