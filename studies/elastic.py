@@ -53,7 +53,7 @@ from albertkit.runtime.early_exit import (  # noqa: E402
     ExitCalibration,
     ExitRule,
     ExitStats,
-    LayerWalk,
+    EarlyExitRunner,
     agreement_rule,
     available_exit_depths,
     read_depths,
@@ -418,8 +418,8 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
         examples = [held.examples[place] for place in places]
         features = task_features(albert, examples, albert.metadata.task)
         judge = UncertaintyEstimator(held.task, features, examples)
-        walk = LayerWalk(albert, rule, lambda h, n: read_heads(albert, h, n), judge)
-        left = walk.run([f.ids for f in features], [f.segments for f in features])
+        runner = EarlyExitRunner(albert, rule, lambda h, n: read_heads(albert, h, n), judge)
+        left = runner.run([f.ids for f in features], [f.segments for f in features])
         held.task.results(left.outputs, features, examples)
         depths.append(left.depths)
     return ExitStats([], np.concatenate(depths))

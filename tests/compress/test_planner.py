@@ -113,7 +113,7 @@ def test_short_calls_are_timed_together(monkeypatch):
 def test_proposals_keep_the_limits(latency, memory):
     limits = PlanRequest(latency, memory)
     for candidates in (shape_candidates("base", preset("base")), model_candidates("mine", preset("small"))):
-        found = propose(candidates, machine(), limits, tokenizer=4e7)
+        found = propose(candidates, machine(), limits, tokenizer_bytes=4e7)
         assert found
         if any(p.fits for p in found):
             assert all(p.fits and p.latency <= latency and p.memory <= memory for p in found)
