@@ -48,7 +48,7 @@ from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
-from albertkit.runtime.calibration import calibrate_scores, fit  # noqa: E402
+from albertkit.runtime.calibration import calibrate_scores, fit_calibration  # noqa: E402
 from albertkit.runtime.early_exit import (  # noqa: E402
     ExitCalibration,
     ExitRule,
@@ -488,7 +488,7 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         depths = np.full(len(texts), full)
         sides = halves(len(texts))
         for mine, other in (sides, sides[::-1]):
-            exits = fit(uncertainty[other], agrees[other], exit_depths, full)
+            exits = fit_calibration(uncertainty[other], agrees[other], exit_depths, full)
             if exits is not None and exits.risk(share) is not None:
                 leaves = uncertainty[mine] <= np.array(exits.limits(share))
                 depths[mine] = np.where(leaves.any(1), np.array(exit_depths)[leaves.argmax(1)], full)
