@@ -252,7 +252,7 @@ class RequestContext:
         return cast(T, result)
 
     async def _run(self, job: BatchJob) -> list[Any]:
-        """A job's results; its tokens and times are added to the self."""
+        """A job's results; its tokens and times are added to those of the request."""
         await self.acquire_response_lock()
         tokens = job.tokens
         self.check_tokens(tokens)

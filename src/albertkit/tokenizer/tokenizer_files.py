@@ -158,20 +158,13 @@ def _read_unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]])
     if names - known:
         raise TypeError(f"albertkit has no rule for its normalizer {sorted(names - known)[0]}")
     model, special = data["model"], SPECIALS["unigram"]
-    tokens = [token for token, _ in model["vocab"]]
-    scores = array("f", [score for _, score in model["vocab"]])  # a TypeError if one is no number
-    "".join(tokens)  # a TypeError if one is no text
-    if len(tokens) > MAX_TOKENS or not (math.isfinite(sum(scores)) and -1e6 < min(scores) <= max(scores) < 1e6):
-        raise TypeError("its vocab is not a list of tokens with scores")
-    for i in [i for i, score in enumerate(scores) if score < -0.75 * PENALTY]:
-        if is_digit_comma(tokens[i]):
-            scores[i] = model["vocab"][i][1] + PENALTY
+    tokens, scores = _scored_tokens(model["vocab"])
     words = _steps(data.get("pre_tokenizer"), "pretokenizers")
     blobs = [step["precompiled_charsmap"] for step in steps if step["type"] == "Precompiled"]
     vocabulary = Vocabulary(
         kind="unigram",
         tokens=tokens,
-        scores=scores.tolist(),
+        scores=scores,
         hidden=frozenset(tokens.index(name) for name in special if name in tokens) | _special_token_ids(data, tokens),
         unk_id=model.get("unk_id"),
         lower="Lowercase" in names,
@@ -183,6 +176,19 @@ def _read_unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]])
     if vocabulary.unk_id != vocabulary.ids[special[1]] or model.get("byte_fallback"):
         raise TypeError("its unknown token is not <unk>, or it falls back to bytes")
     return vocabulary
+
+
+def _scored_tokens(vocab: list[tuple[str, float]]) -> tuple[list[str], list[float]]:
+    """Tokens and their scores, without the penalty that transformers gives to numbers with a comma."""
+    tokens = [token for token, _ in vocab]
+    scores = array("f", [score for _, score in vocab])  # a TypeError if one is no number
+    "".join(tokens)  # a TypeError if one is no text
+    if len(tokens) > MAX_TOKENS or not (math.isfinite(sum(scores)) and -1e6 < min(scores) <= max(scores) < 1e6):
+        raise TypeError("its vocab is not a list of tokens with scores")
+    for i in [i for i, score in enumerate(scores) if score < -0.75 * PENALTY]:
+        if is_digit_comma(tokens[i]):
+            scores[i] = vocab[i][1] + PENALTY
+    return tokens, scores.tolist()
 
 
 # --- writing ------------------------------------------------------------

@@ -60,7 +60,7 @@ class TeacherOutputs:
     vectors: np.ndarray | None = None
     """One row for each training text, then one for each held-out text."""
     pooling: str | None = None
-    """The teacher's tokenizer; by default the student's."""
+    """The teacher's pooling; by default the student's."""
     identity: tuple[str, ...] = ()
     """Identifies teacher and initial model, so that a run with others is not resumed."""
 
