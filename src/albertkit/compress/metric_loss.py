@@ -99,9 +99,9 @@ def masked_predictions(model: RuntimeModel, texts: Sequence[str]) -> tuple[np.nd
     if not rows or mask is None:
         raise AlbertkitError("the texts have no tokens to mask. Pass other texts.")
     originals = [np.array(row)[at] for row, at in zip(rows, chosen, strict=True)]
-    for row, places in zip(rows, chosen, strict=True):
-        for place in places:
-            row[place] = mask
+    for row, positions in zip(rows, chosen, strict=True):
+        for position in positions:
+            row[position] = mask
     predicted: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
     for batch in token_batches(rows):
         hidden = model.engine.run(batch, model.depth)

@@ -256,9 +256,9 @@ def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]], d
     out = np.empty((len(ids), config.hidden_size), np.float32)
     for batch in token_batches(ids):
         hidden = engine.run(batch, depth or config.num_hidden_layers)
-        for at, place in enumerate(batch.order):
-            mean = hidden[at, : batch.lengths[at]].mean(axis=0)
-            out[place] = mean / max(float(np.linalg.norm(mean)), 1e-12)
+        for row, index in enumerate(batch.order):
+            mean = hidden[row, : batch.lengths[row]].mean(axis=0)
+            out[index] = mean / max(float(np.linalg.norm(mean)), 1e-12)
     return out
 
 

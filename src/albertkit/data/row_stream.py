@@ -264,16 +264,16 @@ class RowStream:
                 self.position = StreamPosition(epoch, group, row + len(found))
         return _concatenate(parts)
 
-    def _read(self, places: np.ndarray) -> SegmentPairs:
-        """Gather rows from their shards."""
-        home = np.searchsorted(self._bounds, places, side="right") - 1
-        tokens = np.empty((len(places), self.width + 1), self.shards[0].tokens.dtype)
-        first = np.empty(len(places), np.int32)
-        ordered = np.empty(len(places), bool)
+    def _read(self, numbers: np.ndarray) -> SegmentPairs:
+        """Gather rows of the group, by their numbers, from their shards."""
+        shard_of_row = np.searchsorted(self._bounds, numbers, side="right") - 1
+        tokens = np.empty((len(numbers), self.width + 1), self.shards[0].tokens.dtype)
+        first = np.empty(len(numbers), np.int32)
+        ordered = np.empty(len(numbers), bool)
         column = np.arange(self.width + 1)
-        for member in np.unique(home):
-            rows = np.flatnonzero(home == member)
-            spans, at = self._spans[member], places[rows] - self._bounds[member]
+        for member in np.unique(shard_of_row):
+            rows = np.flatnonzero(shard_of_row == member)
+            spans, at = self._spans[member], numbers[rows] - self._bounds[member]
             length = spans.a1[at] - spans.a0[at]
             jump = np.where(column[None] < length[:, None], spans.a0[at][:, None], (spans.b0[at] - length)[:, None])
             shard = self.shards[self._members[member]].tokens
