@@ -85,7 +85,7 @@ def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np
 class LayerBuilder:
     """Adds the nodes of one layer to a graph. The names of the layer's weights begin with `prefix`."""
 
-    b: Builder
+    builder: Builder
     config: AlbertConfig
     weights: Weights
     prefix: str
@@ -97,7 +97,7 @@ class LayerBuilder:
         local: whether tokens attend inside the window only, or the name of a bool input. ffn: the feed-forward part, or
         the name of an input, where the inputs of its products are not known.
         """
-        b, config = self.b, self.config
+        b, config = self.builder, self.config
         normed = input_norm(b, config, self.weights, f"{self.prefix}.attention_norm", hidden)
         mixed, bias = input_product(b, config, self.weights, self.prefix, normed)
         if config.options.has_attention_options:
@@ -110,7 +110,7 @@ class LayerBuilder:
 
     def attention_output(self, context: str, hidden: str) -> str:
         """The end of the first half: the output product, its sum with the layer's input, and LayerNorm (post-LN)."""
-        b, config, weights, name = self.b, self.config, self.weights, f"{self.prefix}.attention"
+        b, config, weights, name = self.builder, self.config, self.weights, f"{self.prefix}.attention"
         products = ("output_down", "output") if config.options.output_rank else ("output",)
         out = context
         for product in products:
@@ -129,18 +129,18 @@ class LayerBuilder:
             return self.ffn_block(self.prefix, hidden)
 
         def block(number: int) -> tuple[tuple[str, ...], str]:
-            outer, self.b.prefix = self.b.prefix, f"{self.b.prefix}ffn{number}."
+            outer, self.builder.prefix = self.builder.prefix, f"{self.builder.prefix}ffn{number}."
             made = self.ffn_block(f"{self.prefix}.ffn_groups.{number}", hidden)
-            self.b.prefix = outer
+            self.builder.prefix = outer
             return made
 
         if isinstance(ffn, int):
             return block(ffn)
-        return (), self.b.select(ffn, lambda number: block(number)[1], self.config.ffns_per_group)
+        return (), self.builder.select(ffn, lambda number: block(number)[1], self.config.ffns_per_group)
 
     def ffn_block(self, prefix: str, hidden: str) -> tuple[tuple[str, ...], str]:
         """The second half with the weights of `prefix`: the inputs of its up and down products, and its result."""
-        b, config, weights = self.b, self.config, self.weights
+        b, config, weights = self.builder, self.config, self.weights
         normed = input_norm(b, config, weights, f"{prefix}.ffn_norm", hidden)
         names = ("gate", "up") if config.options.gated_ffn else ("up",)
         up = b.product(normed, "up", stack_rows([weights[f"{prefix}.ffn.{name}.weight"] for name in names]))
@@ -168,7 +168,7 @@ class LayerBuilder:
 
     def expand_low_rank(self, context: str) -> str:
         """The input of the stored output matrix: heads expanded from low rank, (texts, length, A)."""
-        b, config = self.b, self.config
+        b, config = self.builder, self.config
         if not config.options.low_rank:
             return context
         heads = config.num_attention_heads
@@ -179,7 +179,7 @@ class LayerBuilder:
 
     def attend_with_options(self, mixed: str, mask: str, local: str | bool) -> str:
         """Attention over the input product with its biases: (texts, length, rows) → (texts, length, heads · size)."""
-        b, config = self.b, self.config
+        b, config = self.builder, self.config
         heads, key_heads, sizes = config.num_attention_heads, config.key_heads, (config.score_size, config.context_size)
         query, key, value = b.split(mixed, [heads * sizes[0], key_heads * sizes[0], key_heads * sizes[1]])
         if key_heads != heads:
