@@ -20,8 +20,10 @@ SYMBOLS = (
     "\u00bc-\u00be\u20a8\u2100\u2101\u2103\u2105\u2106\u2109\u2116\u2120-\u2122\u213b\u2150-\u215f\u2189\u2460-\u24ea"
     "\u3200-\u33ff\ufdfc\U0001f100-\U0001f2ff"
 )
+MANY_MARKS = 32  # next to each other; no language needs as many
 _symbol = re.compile(f"[{SYMBOLS}]")
 _accent = re.compile("[\u0300-\u036f]")
+_may_be_marks = re.compile(rf"[^\w\s]{{{MANY_MARKS},}}")
 
 
 def fold(text: str) -> str:
@@ -32,9 +34,19 @@ def fold(text: str) -> str:
     """
     if text.isascii():
         return text.lower()
-    letters = unicodedata.normalize("NFKD", _symbol.sub(r" \g<0> ", text))
+    text = _symbol.sub(r" \g<0> ", _may_be_marks.sub(_drop_marks, text))
+    letters = unicodedata.normalize("NFKD", text)
     plain = unicodedata.normalize("NFKC", _accent.sub("", letters).casefold())
     return " ".join(plain.translate(simplified()).split())
+
+
+def _drop_marks(run: re.Match[str]) -> str:
+    """The run without its combining marks, if it has many: to order them takes the square of their number.
+
+    The voicing marks of kana (class 8) stay: half-width ones become such marks, and they are in order.
+    """
+    kept = [c for c in run[0] if unicodedata.combining(c) in (0, 8)]
+    return run[0] if len(run[0]) - len(kept) < MANY_MARKS else "".join(kept)
 
 
 @functools.cache
