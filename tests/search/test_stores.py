@@ -203,6 +203,16 @@ def test_every_form_of_a_word_finds_every_form_by_keyword_and_hybrid(index):
     check_forms_find_each_other(index)
 
 
+def test_an_index_with_words_of_an_older_version_is_an_error(store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("albertkit.search.stores.store_index.FORMAT", "1")
+        Index.create(store, Toy()).close()
+    with pytest.raises(AlbertkitError, match=r"has format 1, not 2. .* index the files again \(--force\)"):
+        Index.open(store, None)
+    with Index.create(store, Toy(), overwrite=True) as index:
+        assert index.add([Record("a", "臺灣")]) == 1 and index.search("台湾", 1, "keyword")[0].id == "a"
+
+
 def test_rare_words_count_more_than_common_ones(index):
     index.add(Record(str(i), f"the cat number{i}" if i % 2 else f"the dog number{i}") for i in range(300))
     assert index.search("the cat number8", 1, "keyword")[0].id == "8"
