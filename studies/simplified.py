@@ -3,8 +3,9 @@
     python studies/simplified.py        writes src/albertkit/search/simplified.txt
 
 Each line has a simplified character, then the characters that are read as it. Texts and queries are both folded, so two
-characters that share a line never miss each other. Needs `opencc-python-reimplemented` 0.1.7, whose lists of characters
-are the source (OpenCC, Apache-2.0). The characters that the tokenizer of `small-zh` folds are among them. Only single characters of the basic plane are used.
+characters that share a line never miss each other. Only single characters of the basic plane are used; those that the
+tokenizer of `small-zh` folds are among them. Needs `opencc-python-reimplemented` 0.1.7, whose lists of characters are the
+source (OpenCC, Apache-2.0).
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.search.folding import fold, simplified
+from albertkit.search.folding import fold, simplified_characters
 from albertkit.search.keywords import plain_terms, plain_words
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalizer import Normalizer
 from tests.conftest import ROOT
 
-TABLE = {chr(old): new for old, new in simplified().items()}
+TABLE = {chr(old): new for old, new in simplified_characters().items()}
 ANY = st.text() | st.text("".join(TABLE) + "か゛゙ﾞｶﾊぱＡﬁßΣςİı\u0301\u0345\u1100\u1161½㎡™ 12ab", max_size=30)
 ANY |= st.text("\u0301\u0316\u05b0\u0591\u064b\u3099ﾞ…!a", min_size=20, max_size=90)
 

@@ -37,7 +37,7 @@ def fold(text: str) -> str:
     text = _symbol.sub(r" \g<0> ", _may_be_marks.sub(_drop_marks, text))
     letters = unicodedata.normalize("NFKD", text)
     plain = unicodedata.normalize("NFKC", _accent.sub("", letters).casefold())
-    return " ".join(plain.translate(simplified()).split())
+    return " ".join(plain.translate(simplified_characters()).split())
 
 
 def _drop_marks(run: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def _drop_marks(run: re.Match[str]) -> str:
 
 
 @functools.cache
-def simplified() -> dict[int, str]:
+def simplified_characters() -> dict[int, str]:
     """Code points of traditional and variant characters, and the character that stands for each."""
     lines = Path(__file__).with_name("simplified.txt").read_text(encoding="utf-8").splitlines()
     return {ord(old): line[0] for line in lines for old in line[1:]}
