@@ -1,9 +1,14 @@
 """How often do real queries and nonsense find something? The measurement behind the default of `--min-score`.
 
-    python studies/search_limit.py DATA        DATA contains the folders cisi, npl, squad and cmrc2018
+    python studies/search_limit.py DATA            DATA contains the folders cisi, npl, squad and cmrc2018
+    python studies/search_limit.py DATA scripts    needs opencc-python-reimplemented 0.1.7
 
 For each set: the share of real queries whose answer is among ten hits, with every text and with the default limit;
 the same for those whose first hit is right; and the share of nonsense queries that find anything.
+
+`scripts`: the same shares of CMRC 2018, with texts and queries in simplified or traditional characters, or with full-width
+letters and digits, with and without what keyword search folds. OpenCC converts by its lists of words (s2tw), not by
+characters alone. The result is in studies/results/scripts.json.
 """
 
 from __future__ import annotations
@@ -15,11 +20,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 from albertkit import Albert, Index, Record
 from albertkit.data.sentences import split_sentences
+from albertkit.search import keywords
 from albertkit.unreadable_text import collect_unreadable
 
+RESULT = Path(__file__).parent / "results" / "scripts.json"
 QUERIES = 500  # of SQuAD and CMRC 2018
 Queries = list[tuple[str, set[int]]]  # a query and the places of the texts that answer it
 
@@ -43,15 +51,48 @@ def main(data: Path) -> None:
 
 def measure(index: Index, mode: str, queries: Queries) -> None:
     """Print what the default limit keeps."""
-    asked = [query for query, _ in queries]
-    shares = []
-    for limit in (-1.0, None):
-        results = index.search_many(asked, 10, mode, min_score=limit)
-        pairs = list(zip(results, (places for _, places in queries), strict=True))
-        first = sum(bool(hits) and int(hits[0].id) in places for hits, places in pairs)
-        among = sum(any(int(hit.id) in places for hit in hits) for hits, places in pairs)
-        shares.append(f"first hit {first / len(pairs):.1%}, ten hits {among / len(pairs):.1%}")
-    print(f"  {mode}: right with all texts: {shares[0]}; with the limit: {shares[1]}")
+    all_texts, limited = (
+        "first hit {:.1%}, ten hits {:.1%}".format(*right_shares(index, mode, queries, limit)) for limit in (-1.0, None)
+    )
+    print(f"  {mode}: right with all texts: {all_texts}; with the limit: {limited}")
+
+
+def right_shares(index: Index, mode: str, queries: Queries, limit: float | None = None) -> tuple[float, float]:
+    """The share of queries with a right first hit, and with a right one among ten."""
+    results = index.search_many([query for query, _ in queries], 10, mode, min_score=limit)
+    pairs = list(zip(results, (places for _, places in queries), strict=True))
+    first = sum(bool(hits) and int(hits[0].id) in places for hits, places in pairs)
+    among = sum(any(int(hit.id) in places for hit in hits) for hits, places in pairs)
+    return first / len(pairs), among / len(pairs)
+
+
+def compare_scripts(data: Path) -> None:
+    """Record one row per script of the texts and of the queries: right among ten hits, with and without folding."""
+    from opencc import OpenCC
+
+    texts, queries = read_answers(data / "cmrc2018")
+    wide = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
+    convert = {
+        "simplified": str,
+        "traditional": OpenCC("s2tw").convert,
+        "full-width": lambda text: text.translate(wide),
+    }
+    rows = [{"texts": ours, "queries": theirs} for ours in ("simplified", "traditional") for theirs in convert]
+    for row in rows:
+        with_script = [convert[row["texts"]](text) for text in texts]
+        asked = [(convert[row["queries"]](query), places) for query, places in queries]
+        row["converted"] = sum(new != old for (new, _), (old, _) in zip(asked, queries, strict=True))
+        for column, fold in {"without folding": str.lower, "folded": keywords.fold}.items():
+            with (
+                patch.object(keywords, "fold", fold),
+                tempfile.TemporaryDirectory() as folder,
+                Index.create(Path(folder) / "t.idx", Albert("small-zh")) as index,
+            ):
+                index.add(Record(str(place), text) for place, text in enumerate(with_script))
+                for mode in ("keyword", "hybrid"):
+                    row[f"{mode}, {column}"] = right_shares(index, mode, asked)
+        print(row, flush=True)
+    RESULT.write_text(json.dumps({"queries": len(queries), "texts": len(texts), "rows": rows}, indent=1) + "\n")
 
 
 def nonsense() -> dict[str, list[str]]:
@@ -125,4 +166,4 @@ def read_answers(folder: Path) -> tuple[list[str], Queries]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (compare_scripts if sys.argv[2:] == ["scripts"] else main)(Path(sys.argv[1]))

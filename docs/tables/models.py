@@ -145,8 +145,15 @@ def vector_types() -> str:
     return table(("numbers", "type", "bytes", "STS-B dev", "CISI", "NPL"), cells)
 
 
+def scripts() -> str:
+    """Right texts among ten hits, by the script of texts and of queries, with and without folding."""
+    columns = [f"{mode}, {fold}" for mode in ("keyword", "hybrid") for fold in ("without folding", "folded")]
+    rows = ((row["texts"], row["queries"], *(percent(row[name][1]) for name in columns)) for row in read("scripts.json")["rows"])  # fmt: skip
+    return table(("texts", "questions", *columns), rows)
+
+
 TABLES = {
-    "shared-space": shared_space, "vector-types": vector_types,
+    "scripts": scripts, "shared-space": shared_space, "vector-types": vector_types,
     "models": overview, "model-vectors": vector_scores, "model-widths": widths, "model-speed": speed, "model-masks": masks,
     "small-zh-scores": chinese_scores,
     **{f"{name}-steps": lambda name=name: steps(name) for name in BUILTINS},

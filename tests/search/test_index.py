@@ -25,7 +25,7 @@ from albertkit.search import index_file as module
 from albertkit.search.cluster import cluster
 from albertkit.search.index import Index, Record
 from albertkit.search.index_records import records_from
-from albertkit.search.keywords import space_characters, terms
+from albertkit.search.keywords import plain_terms
 from albertkit.search.relevance import NONSENSE
 from albertkit.search.vectors import BLOCK
 from albertkit.text_reader import TEXT_LIMIT
@@ -237,6 +237,26 @@ def test_any_order_of_changes_equals_a_dictionary(tmp_path_factory, steps):
         assert len(index) == len(wanted)
 
 
+FORMS = [
+    ("台灣", "臺灣", "台湾"),
+    ("發現頭髮", "发现头发"),
+    ("皇后在後面", "皇后在后面"),
+    ("維修手冊", "维修手册"),
+    ("什麼裡面", "什么里面", "什麽裏面"),
+    ("錢鍾書", "钱锺书", "钱钟书"),
+    ("ＡＢＣ１２３", "abc123", "ABC123", "𝐀𝐁𝐂𝟏𝟐𝟑"),
+    ("ﾃﾞｰﾀ", "データ", "デ\u30fcタ", "テ\u3099ータ"),
+    ("ﬁnal ofﬃce", "final office", "FINAL OFFICE"),
+    ("Straße", "STRASSE", "ＳＴＲＡẞＥ"),
+    ("ΟΔΌΣ", "οδος", "οδός", "οδοσ"),
+    ("Ёлка", "елка"),
+    ("한국", "\u1112\u1161\u11ab\u1100\u116e\u11a8"),
+    ("⼭⽔", "山水", "⼭水"),
+    ("㍿", "株式会社"),
+    ("東京都", "东京都"),
+]
+
+
 # Keywords and hybrid ----------------------------------------------------------------------------------------------
 
 
@@ -265,6 +285,22 @@ def test_chinese_japanese_and_accents_by_keyword(index):
         "京大": ["0"],
     }.items():
         assert [h.id for h in index.search(query, mode="keyword")] == wanted, query
+
+
+def test_every_form_of_a_word_finds_every_form_by_keyword_and_hybrid(index):
+    check_forms_find_each_other(index)
+
+
+def check_forms_find_each_other(index):
+    """Each group is stored in all its forms, and each form finds all of them, but no text of another group."""
+    index.add(Record(f"{i}.{j}", f"x{i} {form}") for i, group in enumerate(FORMS) for j, form in enumerate(group))
+    for i, group in enumerate(FORMS):
+        wanted = {f"{i}.{j}" for j in range(len(group))}
+        for form in group:
+            for mode in ("keyword", "hybrid"):
+                hits = index.search(form, 20, mode)
+                assert {hit.id for hit in hits if hit.matched != "meaning"} == wanted, form
+    assert [hit.text for hit in index.search("臺灣", 1, "keyword")] == ["x0 台灣"]  # texts themselves are unchanged
 
 
 def test_hybrid_takes_from_both(index):
@@ -332,10 +368,9 @@ def test_common_words_do_not_slow_a_query_down(index):
 
 
 def test_terms_are_bounded():
-    assert (
-        len(terms(" ".join(f"w{i}" for i in range(1000)))) == 64 == len(terms("".join(map(chr, range(0x4E00, 0x5000)))))
-    )
-    assert space_characters("ab北c") == "ab 北 c"
+    for query in (" ".join(f"w{i}" for i in range(1000)), "".join(map(chr, range(0x4E00, 0x5000)))):
+        assert len(plain_terms(query)) == 64
+    assert plain_terms('tea AND "北京站') == ["tea", "and", "北 京", "京 站"]
 
 
 # Crashes, threads, processes --------------------------------------------------------------------------------------
@@ -443,8 +478,8 @@ def test_each_wrong_file_is_one_sentence(index, tmp_path):
         (tmp_path / "bad").write_bytes(whole[:where] + b"\xa5" * (len(whole) - where))
         fails("cannot be used|damaged")
     for change, sentence in {
-        "PRAGMA user_version = 5": "has format 5, not 4. Update albertkit",
-        "PRAGMA user_version = 1": "has format 1, not 4. Index the files again",
+        "PRAGMA user_version = 6": "has format 6, not 5. Update albertkit",
+        "PRAGMA user_version = 4": r"has format 4, not 5. Index the files again \(--force\)",
         "DELETE FROM meta": "does not name its model",
         "UPDATE meta SET value = '-3' WHERE key = 'dim'": "does not name its model",
         "UPDATE vectors SET data = x'00'": "has a wrong size or checksum",
@@ -706,4 +741,4 @@ def test_help_has_an_example(command):
 def test_search_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import albertkit.cli.search_commands, albertkit.search.index"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert module.FORMAT == 4
+    assert module.FORMAT == 5

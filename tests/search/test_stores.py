@@ -22,7 +22,7 @@ from albertkit.search.index import Index, Record
 from albertkit.search.store_address import parse_address
 from albertkit.serve.served_indexes import ServedIndexes
 from tests.conftest import ROOT
-from tests.search.test_index import Toy, many
+from tests.search.test_index import Toy, check_forms_find_each_other, many
 
 KINDS = ("pgvector", "lancedb")
 
@@ -199,6 +199,20 @@ def test_chinese_japanese_and_accents_by_keyword(index):
         assert [h.id for h in index.search(query, mode="keyword")] == wanted, query
 
 
+def test_every_form_of_a_word_finds_every_form_by_keyword_and_hybrid(index):
+    check_forms_find_each_other(index)
+
+
+def test_an_index_with_words_of_an_older_version_is_an_error(store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("albertkit.search.stores.store_index.FORMAT", "1")
+        Index.create(store, Toy()).close()
+    with pytest.raises(AlbertkitError, match=r"has format 1, not 2. .* index the files again \(--force\)"):
+        Index.open(store, None)
+    with Index.create(store, Toy(), overwrite=True) as index:
+        assert index.add([Record("a", "臺灣")]) == 1 and index.search("台湾", 1, "keyword")[0].id == "a"
+
+
 def test_rare_words_count_more_than_common_ones(index):
     index.add(Record(str(i), f"the cat number{i}" if i % 2 else f"the dog number{i}") for i in range(300))
     assert index.search("the cat number8", 1, "keyword")[0].id == "8"
@@ -274,7 +288,7 @@ def has_graph(index):
 
 WRITER = """
 import sys
-from tests.search.test_index import Toy, many
+from tests.search.test_index import Toy, check_forms_find_each_other, many
 from albertkit.search.index import Index
 index = Index.open(sys.argv[1], Toy())
 def tell(count):

@@ -19,7 +19,7 @@ from typing import Any
 from albertkit.errors import AlbertkitError
 from albertkit.search import keywords, vectors
 
-FORMAT = 4
+FORMAT = 5
 MAGIC = 0x414C4258  # "ALBX", in the header of the file
 TIMEOUT = 60.0  # seconds to wait for another program's transaction
 PAUSE = 0.005  # seconds

@@ -2,15 +2,17 @@
 
 In: a connection and texts or a query. Out: the slots with the best BM25. In scripts without spaces, each character is a
 word, and a query consists of pairs of neighbours. So Chinese words of two characters are found without a dictionary.
+Before this file: `folding.py`, which makes one word of the forms of a word.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import sqlite3
-import unicodedata
 from pathlib import Path
 
+from albertkit.search.folding import fold
 from albertkit.search.vectors import Ranked, checksum, damage_error
 
 TERMS = 64  # words of a query that are looked up
@@ -20,11 +22,11 @@ UNSPACED = (
     "\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U00020000-\U0003ffff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 )
-_character = re.compile(f"[{UNSPACED}]")
-_accent = re.compile("[\u0300-\u036f]")
+_word = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _run = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
+_character = re.compile(f"[{UNSPACED}]")
 SCHEMA = """
-CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61 remove_diacritics 2');
+CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='ascii');
 """
 
 
@@ -53,36 +55,25 @@ class KeywordTable:
 
     def add(self, slot: int, text: str) -> None:
         """Add the words of a text to an empty slot."""
-        self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, space_characters(text)))
+        self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, plain_words(text)))
 
     def remove(self, slot: int, text: str) -> None:
-        self.sql.execute(
-            "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, space_characters(text))
-        )
+        self.sql.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, plain_words(text)))
 
     def best(self, query: str, k: int, rows: int) -> Ranked:
         """The k best rows with any word of the query. Common words are used only if no other word matches."""
-        rare, others = split_terms({term: self._count(term) for term in terms(query)}, max(1000, rows // COMMON))
+        rare, others = split_terms({term: self._count(term) for term in plain_terms(query)}, max(1000, rows // COMMON))
         return self._match(rare, k) or self._match(others, k)
 
     def _match(self, wanted: list[str], k: int) -> Ranked:
         ask = "SELECT -rank, rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
-        return self.sql.execute(ask, (" OR ".join(wanted), k)).fetchall() if wanted else []
+        return self.sql.execute(ask, (" OR ".join(f'"{term}"' for term in wanted), k)).fetchall() if wanted else []
 
     def _count(self, term: str) -> int:
         """An upper bound of the number of texts with a term: the count of its rarest word."""
         ask = "SELECT doc FROM temp.counts WHERE term = ?"
-        found = [self.sql.execute(ask, (word,)).fetchone() for word in term.strip('"').split()]
+        found = [self.sql.execute(ask, (word,)).fetchone() for word in term.split()]
         return min((row[0] if row else 0 for row in found), default=0)
-
-
-def space_characters(text: str) -> str:
-    """The text for the keyword table: spaces around each character of a script without spaces.
-
-    >>> space_characters("Tea 北京!")
-    'Tea  北  京 !'
-    """
-    return _character.sub(r" \g<0> ", text)
 
 
 def split_terms(counts: dict[str, int], most: int) -> tuple[list[str], list[str]]:
@@ -97,38 +88,26 @@ def split_terms(counts: dict[str, int], most: int) -> tuple[list[str], list[str]
 
 
 def plain_words(text: str) -> str:
-    """The words of a text in lower case without accents, separated by spaces, for the keyword index of a store.
+    """The folded words of a text, separated by spaces, for a keyword index.
 
-    >>> plain_words("Café-Bar, 北京!")
-    'cafe bar 北 京'
+    >>> plain_words("Café-Bar, 臺北!")
+    'cafe bar 台 北'
     """
-    letters = _accent.sub("", unicodedata.normalize("NFD", text.lower()))
-    return " ".join(_run.findall(space_characters(unicodedata.normalize("NFC", letters))))
+    return " ".join(_word.findall(fold(text)))
 
 
 def plain_terms(query: str) -> list[str]:
-    """The terms of a query as words of `plain_words`; those of a phrase are separated by spaces.
+    """The terms of a query as words of `plain_words`: each word, and each pair of neighbours in scripts without spaces.
 
-    >>> plain_terms("Café 北京站")
-    ['cafe', '北 京', '京 站']
-    """
-    letters = _accent.sub("", unicodedata.normalize("NFD", query.lower()))
-    return [term.strip('"') for term in terms(unicodedata.normalize("NFC", letters))]
-
-
-def terms(query: str) -> list[str]:
-    """Quoted phrases for FTS5: each word, and each pair of neighbours in scripts without spaces.
-
-    >>> terms('tea AND "北京站')
-    ['"tea"', '"and"', '"北 京"', '"京 站"']
+    >>> plain_terms("Café 臺北站")
+    ['cafe', '台 北', '北 站']
     """
     found: dict[str, None] = {}
-    for run in _run.findall(query.lower()):
-        if _character.match(run):
-            pairs = [run] if len(run) == 1 else [run[i : i + 2] for i in range(len(run) - 1)]
-            found.update((f'"{" ".join(pair)}"', None) for pair in pairs)
+    for run in _run.findall(fold(query)):
+        if _character.match(run) and len(run) > 1:
+            found.update((f"{a} {b}", None) for a, b in itertools.pairwise(run))
         else:
-            found[f'"{run}"'] = None
+            found[run] = None
         if len(found) >= TERMS:
             break
     return list(found)[:TERMS]

@@ -19,7 +19,7 @@ from albertkit.search.store_address import StoreAddress
 from albertkit.search.vectors import StoredVector, VectorBlock
 from albertkit.text_reader import Record
 
-FORMAT = "1"
+FORMAT = "2"
 REPEATED_TEXTS = 10_000  # texts whose vectors are not read again; a text may be in very many records
 
 
