@@ -1,6 +1,7 @@
 """Learning curves: every data set at several numbers of examples, fine-tuned with several settings.
 
     python studies/curves.py DATA OUT.jsonl [--plan settings] [--workers 14] [--minutes 9] [--only atis,cola]
+        [--start small-zh --start NAME=FOLDER]
     python studies/curves.py table OUT.jsonl        # the best setting of each size, and what the preset loses to it
 
 Each line of OUT is one run. Runs that are there are skipped, so the same command resumes; no run begins after
@@ -12,9 +13,11 @@ Each line of OUT is one run. Runs that are there are skipped, so the same comman
     collapse    30 times the learning rate, at 1,000 examples
     few         recipes with few examples, mixed with whole sets
     promises    900 sentences of CoNLL-2003, 800 of ATIS, 60 dialogues of WoZ 2.0, three seeds, two learning rates
+    starts      all examples of the Chinese sets, three seeds, from each --start: a built-in model or NAME=FOLDER
 
-The first 200 examples of dev choose the epoch, the next 1,000 are measured. In the plans recipes and promises, a tenth of
-the training examples chooses the epoch, and all of dev is measured, at most 2,000 examples.
+The first 200 examples of dev choose the epoch, the next 1,000 are measured. In the plans recipes, promises and starts, a
+tenth of the training examples (at most 500) chooses the epoch, and all of dev is measured, at most 2,000 examples (starts:
+5,000).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,7 @@ from tasksets import SETS, load  # noqa: E402
 from albertkit.train.presets import preset_learning_rate, preset_steps  # noqa: E402
 from tasks import stand_in, torch_scores, usual  # noqa: E402
 
-CHOOSING, MEASURED, MOST = 200, 1000, 2000
+CHOOSING, MEASURED, MOST, MOST_OF_STARTS = 200, 1000, 2000, 5000
 RATE_X30 = 6e-3  # 30 times the preset of the built-in models
 # Batch size, training steps and learning rate, None: the preset's.
 GRID: tuple[tuple[int | None, int | None, float | None], ...] = (
@@ -61,6 +64,7 @@ SEEDS = 3
 HIGHER_RATE = 4e-4
 FEW = (("conll2003", 900), ("atis", 800), ("woz2", 265))  # 265 turns: the first 60 dialogues
 FEW_RECIPES = list(RECIPES)
+CHINESE = ("chnsenticorp", "afqmc", "cluener")
 RECIPE_FIRST = ("cola", "rte", "mrpc", "conll2003", "cluener", "afqmc")
 
 
@@ -78,9 +82,10 @@ class Run:
     epochs: float | None = None
     measures_all: bool = False
     from_start: bool = False  # the first examples of the file, instead of random ones
+    model: str = ""  # a name of --start
 
 
-def plan(name: str, only: Sequence[str]) -> list[Run]:
+def plan(name: str, only: Sequence[str], starts: Sequence[str] = ()) -> list[Run]:
     """All runs of a plan, the most important first."""
     names = list(only or NAMES)
     if name == "settings":
@@ -88,7 +93,7 @@ def plan(name: str, only: Sequence[str]) -> list[Run]:
                 if setting[:2] != preset_steps(SETS[data].task, size)]  # fmt: skip
     if name.startswith("preset"):
         seed = int(name.partition(":")[2] or 0)
-        return [Run(data, size, seed=seed) for size in (0, *SIZES[::-1]) for data in names]
+        return [Run(data, size, seed=seed) for size in (*SIZES[::-1], 0) for data in names]
     if name.startswith("recipes"):
         _, seed, prefix = (*name.split(":"), "", "")[:3]
         return [
@@ -97,6 +102,9 @@ def plan(name: str, only: Sequence[str]) -> list[Run]:
             if recipe.startswith(prefix)
             for data in only or RECIPE_SETS
         ]
+    if name == "starts":
+        return [Run(data, 0, seed=seed, measures_all=True, model=model)
+                for seed, model, data in itertools.product(range(SEEDS), starts, only or CHINESE)]  # fmt: skip
     if name == "collapse":
         return [Run(data, 1000, learning_rate=RATE_X30) for data in names]
     if name == "few":
@@ -115,9 +123,15 @@ def plan(name: str, only: Sequence[str]) -> list[Run]:
     return runs
 
 
-def finetune(run: Run, parts: dict[str, list[Any]], device: str) -> dict[str, Any]:
-    """One run and its record."""
+def open_start(name: str, folders: dict[str, Path]) -> Path:
+    """The folder of a name of --start, or of a built-in model."""
     from albertkit import builtin
+
+    return folders.get(name) or builtin.resolve(name)
+
+
+def finetune(run: Run, parts: dict[str, list[Any]], device: str, folders: dict[str, Path]) -> dict[str, Any]:
+    """One run and its record."""
     from albertkit.interop.convert import open_model
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
@@ -127,12 +141,13 @@ def finetune(run: Run, parts: dict[str, list[Any]], device: str) -> dict[str, An
     choose, measured = parts["choose"], parts["measure"]
     if run.measures_all:
         tenth = min(500, len(train) // 10)
-        choose, train, measured = train[-tenth:], train[:-tenth], parts["all"]
+        choose, train, measured = train[-tenth:], train[:-tenth], parts["all"][: MOST_OF_STARTS if run.model else MOST]
     epochs = run.epochs if run.steps is None else max(1.0, run.steps * (run.batch_size or 32) / len(train))
     given = {k: v for k, v in chosen.options.items() if k in ("max_length", "metric")} | recipe.finetune
-    start = (
-        builtin.resolve("small-zh-pretrained") if chosen.chinese else usual(chosen, train, FinetuneSettings(**given))
-    )
+    if run.model or chosen.chinese:
+        start = open_start(run.model or "small-zh-pretrained", folders)
+    else:
+        start = usual(chosen, train, FinetuneSettings(**given))
     model = open_model(start)
     rate = run.learning_rate
     if rate is None and run.recipe:
@@ -151,7 +166,7 @@ def finetune(run: Run, parts: dict[str, list[Any]], device: str) -> dict[str, An
         shutil.rmtree(place, ignore_errors=True)
     record = {
         "examples": len(train),
-        "start": start.name,
+        "start": run.model or start.name,
         "metrics": metrics,
         "schedule": next((line for line in lines if "steps of" in line), ""),
     }
@@ -174,10 +189,10 @@ def parts_of(name: str, data: Path) -> dict[str, list[Any]]:
         "choose": dev[:CHOOSING],
         "measure": dev[CHOOSING : CHOOSING + MEASURED],
     }
-    return {**parts, "all": dev[:MOST]}
+    return {**parts, "all": dev}
 
 
-def work(queue: Any, results: Any, data: Path, device: str) -> None:
+def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
     """Runs from the queue, until it is empty."""
     import torch
 
@@ -187,8 +202,8 @@ def work(queue: Any, results: Any, data: Path, device: str) -> None:
     while (run := queue.get()) is not None:
         try:
             if run.data not in cache:
-                cache[run.data] = parts_of(run.data, data)
-            results.put(finetune(run, cache[run.data], device))
+                cache[run.data] = parts_of(run.data, args.data)
+            results.put(finetune(run, cache[run.data], args.device, args.folders))
         except Exception as error:  # a failed run is recorded, and the others go on
             results.put({**asdict(run), "error": f"{type(error).__name__}: {error}"[:300]})
     results.put(None)
@@ -204,13 +219,15 @@ def measure(args: argparse.Namespace) -> None:
         if "error" not in row:
             done.add(Run(**{name: value for name, value in row.items() if name in known}))
     only = args.only.split(",") if args.only else []
-    todo = [run for name in args.plan.split(",") for run in plan(name, only) if run not in done]
-    if args.limit:
-        todo = todo[: args.limit]
+    given = [name.partition("=") for name in args.start]
+    args.folders = {name: Path(folder) for name, _, folder in given if folder}
+    starts = [name for name, *_ in given]
+    todo = [run for name in args.plan.split(",") for run in plan(name, only, starts) if run not in done]
+    todo = [replace(run, steps=args.steps) if args.steps else run for run in todo][: args.limit]
     print(f"{len(todo)} runs to do, {len(done)} done", flush=True)
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(1), context.Queue()
-    workers = [context.Process(target=work, args=(queue, results, args.data, args.device)) for _ in range(args.workers)]
+    workers = [context.Process(target=work, args=(queue, results, args)) for _ in range(args.workers)]
     for worker in workers:
         worker.start()
     open_workers, left = args.workers, iter(todo)
@@ -263,7 +280,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="no run begins later")
     parser.add_argument("--only", help="data sets, with commas between them")
     parser.add_argument("--plan", default="settings", help="names of plans, with commas between them")
+    parser.add_argument("--start", action="append", default=[], help="for the plan starts: a name or NAME=FOLDER")
     parser.add_argument("--limit", type=int, help="at most so many runs, to try it out")
+    parser.add_argument("--steps", type=int, help="instead of those of the plan, to try it out")
     parser.add_argument("--device", default="auto")
     measure(parser.parse_args())
 

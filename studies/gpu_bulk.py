@@ -7,10 +7,10 @@ Every step is checked or timed by its own clock, and written to --out when it is
 After --minutes the run stops, with what it has.
 
 - check: cosine of the device's vectors with those of the runtime on the CPU, in every precision.
-- layers: operations per second of full rows, as a share of the largest matrix product measured here.
-- stages: one worker alone, microseconds per text for reading, tokenizing, computing, transfers and writing.
 - bulk: `albertkit.bulk` from files to files; the rate with and without the start of the processes.
 - peer: the same weights in sentence-transformers in float16, from a list of texts to an array.
+- stages: one worker alone, microseconds per text for reading, tokenizing, computing, transfers and writing.
+- layers: operations per second of full rows, as a share of the largest matrix product measured here.
 
 Texts are sentences of runs/tiny.txt.xz, drawn at random and numbered. It needs torch, and sentence-transformers for the
 last step. Files are Parquet where pyarrow is installed, else .jsonl and .npz.
@@ -356,11 +356,11 @@ def main() -> int:
         paths: list[str] = []
         steps: dict[str, Callable[[], Any]] = {
             "check": lambda: check(args),
-            "layers": lambda: layers(args),
             "write_texts": lambda: paths.extend(write_texts(folder, args.texts)),
-            "stages": lambda: stages(paths, args),
             "bulk": lambda: whole_run(paths, folder, args),
             "peer": lambda: peer(args, folder),
+            "stages": lambda: stages(paths, args),
+            "layers": lambda: layers(args),
         }
         try:
             with time_limit(args.minutes):
