@@ -85,6 +85,15 @@ def space_characters(text: str) -> str:
     return _character.sub(r" \g<0> ", text)
 
 
+def is_unspaced(word: str) -> bool:
+    """Whether a word of `plain_words` is a character of a script without spaces.
+
+    >>> is_unspaced("京"), is_unspaced("tea")
+    (True, False)
+    """
+    return _character.match(word) is not None
+
+
 def split_terms(counts: dict[str, int], most: int) -> tuple[list[str], list[str]]:
     """Terms in at most so many texts, and the two rarest of the others.
 

@@ -13,12 +13,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from albertkit.errors import AlbertkitError, check_choice
 
-STORES = ("pgvector", "lancedb")
+STORES = ("pgvector", "lancedb", "qdrant")
 TABLE = "albertkit"  # the default name of the table
 _address = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _table = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 _user = re.compile(r"([^/?#@:]*):(.*)@")  # the name and the password before a host
-SECRETS = ("password", "sslpassword")  # parameters that no message contains
+SECRETS = ("password", "sslpassword", "api_key")  # parameters that no message contains
 HIDDEN = "***"
 
 
