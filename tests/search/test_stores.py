@@ -104,14 +104,14 @@ def test_a_text_in_many_records_is_read_once(index, monkeypatch):
         method = getattr(index, name)
         monkeypatch.setattr(index, name, lambda texts, method=method: asked.extend(texts) or method(texts))
     if index.path.startswith("qdrant"):
-        scroll = index._scroll
+        scroll = index._collection.scroll
 
         def count(*arguments, **parts):
             for page in scroll(*arguments, **parts):
                 rows.append(len(page))
                 yield page
 
-        monkeypatch.setattr(index, "_scroll", count)
+        monkeypatch.setattr(index._collection, "scroll", count)
     elif index.path.startswith("pgvector"):
         run = index._run
 

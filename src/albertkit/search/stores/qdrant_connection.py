@@ -1,7 +1,7 @@
 """Connections to Qdrant: a server, or a folder that the client reads and writes itself (its local mode).
 
 In: a `StoreAddress`. Out: a `Connection`, and errors as sentences. Before this file: `store_address.py`; after it:
-`qdrant.py`. A place that begins with `/` or `.` is a folder, every other one is a server.
+`qdrant_collection.py`. A place that begins with `/` or `.` is a folder, every other one is a server.
 
 A folder admits one program, so all indexes of this program share one connection to it. The client stores points as
 pickles, which can contain code. So `check_folder` reads them with the classes of points only, before the client does.
@@ -66,8 +66,8 @@ def folder_of(address: StoreAddress) -> Path | None:
     """The folder of an address; None for a server.
 
     >>> from albertkit.search.store_address import parse_address
-    >>> folder_of(parse_address("qdrant://./notes")), folder_of(parse_address("qdrant://notes:6333"))
-    (PosixPath('notes'), None)
+    >>> str(folder_of(parse_address("qdrant://./notes"))), folder_of(parse_address("qdrant://notes:6333"))
+    ('notes', None)
     """
     place = address.location.partition("?")[0]
     return Path(place) if _folder.match(place) else None
@@ -184,6 +184,8 @@ def _check_points(path: Path) -> None:
 
 def speed_up(connection: Connection, table: str) -> None:
     """Let the client wait for the disk once in a while, not for each point. A crash leaves a valid file either way."""
+    if not connection.folder:
+        return
     collections = getattr(getattr(connection.client, "_client", None), "collections", {})
     sql = getattr(getattr(collections.get(table), "storage", None), "storage", None)
     if isinstance(sql, sqlite3.Connection):
@@ -214,6 +216,8 @@ def plain_errors(address: StoreAddress) -> Iterator[None]:
                 f"{address.name} is open in another program, and a folder of Qdrant admits one. Wait until it is done, "
                 "or use a server."
             ) from None
+        if folder_of(address) is None and isinstance(error, ValueError):  # a response that is not JSON
+            raise _error(address, "no Qdrant server answered", REMEDIES[404]) from None
         raise _error(address, str(error) or type(error).__name__, f"Check its folder and its disk, {RERUN}") from None
 
 
@@ -239,5 +243,5 @@ def _explain(source: Exception) -> tuple[str, str]:
     if kind in ("ConnectError", "RemoteProtocolError", "ReadError"):
         return says, "Add https=true to the address if the server uses TLS; otherwise omit it."
     if kind in ("ValidationError", "InvalidURL", "UnsupportedProtocol"):
-        return f"{kind}: no Qdrant server answered", "Check the host, the port and the path of the address."
+        return "no Qdrant server answered", REMEDIES[404]
     return says or kind, f"Check the server, {RERUN}"

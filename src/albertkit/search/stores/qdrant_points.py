@@ -1,7 +1,7 @@
 """A record as a point of Qdrant: its id, its payload, and the name of its vectors.
 
 In: records. Out: ids and payloads, and the records of points. Before this file: `index_records.py`; after it:
-`qdrant.py`.
+`qdrant_collection.py`, `qdrant.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def slot_of(point: Any) -> int:
 
 
 def record_of(point: Any) -> Record:
-    id, text, source, line = (point.payload[name] for name in FIELDS)
+    """The record of a point; that of another program has an empty text."""
+    payload = {"id": str(point.id), "text": "", "source": "", "line": 0, **(point.payload or {})}
+    id, text, source, line = (payload[name] for name in FIELDS)
     return Record(id, text, source, line)
 
 
