@@ -207,7 +207,7 @@ def plain_errors(address: StoreAddress) -> Iterator[None]:
         remedy = REMEDIES.get(error.status_code, f"Check the server and its log, {RERUN}")
         raise _error(address, _server_message(error), remedy) from None
     except errors.ResponseHandlingException as error:
-        raise _error(address, *_explain(error.source)) from None
+        raise _error(address, *_explain(address, error.source)) from None
     except limits.QdrantException as error:
         raise _error(address, str(error), REMEDIES[429]) from None
     except (RuntimeError, ValueError, LookupError, OSError, sqlite3.Error) as error:
@@ -233,15 +233,18 @@ def _server_message(error: Any) -> str:
         return f"status {error.status_code} {error.reason_phrase}"
 
 
-def _explain(source: Exception) -> tuple[str, str]:
+def _explain(address: StoreAddress, source: Exception) -> tuple[str, str]:
     """What happened instead of a response, and the remedy."""
     kind, says = type(source).__name__, str(source)
-    if kind == "ConnectError" and "SSL" not in says:
-        return says, "Start the server, or check the host and the port of the address."
     if "Timeout" in kind:
         return f"no answer in {TIMEOUT} seconds", f"Check the server, {RERUN}"
-    if kind in ("ConnectError", "RemoteProtocolError", "ReadError"):
-        return says, "Add https=true to the address if the server uses TLS; otherwise omit it."
+    if kind in ("ConnectError", "RemoteProtocolError", "ReadError") and "https=true" in address.location:
+        return says, "Check the host, the port and the server's certificate, or omit https=true if it uses no TLS."
+    if kind == "ConnectError":
+        folder = "" if ":" in address.location else " A folder is written as qdrant://./FOLDER."
+        return says, f"Start the server, or check the host and the port of the address.{folder}"
+    if kind in ("RemoteProtocolError", "ReadError"):
+        return says, "Add https=true to the address if the server uses TLS."
     if kind in ("ValidationError", "InvalidURL", "UnsupportedProtocol"):
         return "no Qdrant server answered", REMEDIES[404]
     return says or kind, f"Check the server, {RERUN}"
