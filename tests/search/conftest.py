@@ -45,7 +45,8 @@ def qdrant_server(tmp_path_factory):
     variables = {"HOST": "127.0.0.1", "HTTP_PORT": str(ports[0]), "GRPC_PORT": str(ports[1])}
     settings = {f"QDRANT__SERVICE__{name}": value for name, value in variables.items()}
     folder = tmp_path_factory.mktemp("qdrant-server")
-    with subprocess.Popen([program], cwd=folder, env={**os.environ, **settings}) as server:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen([program], cwd=folder, env={**os.environ, **settings}, stdout=quiet, stderr=quiet) as server:
         for _ in range(600):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 1):
                 break

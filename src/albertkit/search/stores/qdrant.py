@@ -132,7 +132,8 @@ class QdrantIndex(StoreIndex):
             except AlbertkitError:
                 raise
             except Exception as error:  # Qdrant has no vectors of this name, or no such collection
-                if self._facts and self._collection.vectors in str(error) and "ector" in str(error):
+                name = re.escape(self._collection.vectors)
+                if self._facts and re.search(f"ector( name error:)? {name}\\b", str(error)):
                     raise self.replaced_error() from None
                 if self.address.table in str(error) and re.search("not found|doesn't exist", str(error)):
                     raise self.missing_error() from None
