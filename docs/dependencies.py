@@ -65,6 +65,7 @@ WHY = {
     "pyarrow": Why("pyarrow", "Parquet files"),
     "psycopg": Why("psycopg", "indexes in Postgres with pgvector"),
     "lancedb": Why("lancedb", "indexes in LanceDB; 180 MB, not in `make test`"),
+    "qdrant-client": Why("qdrant_client", "indexes in Qdrant; in `make test` with folders, without a server"),
     "httptools": Why("httptools", "parses HTTP"),
     "msgspec": Why("msgspec", "validates and describes requests"),
     "orjson": Why("orjson", "writes JSON"),

@@ -45,6 +45,11 @@ LANCEDB_COMMANDS = {
     'albertkit index examples/notes-zh.txt -o "lancedb': "needs LanceDB, and runs where it is installed",
     'albertkit search "lancedb': "needs LanceDB, and runs where it is installed",
 }
+QDRANT_COMMANDS = {
+    'albertkit index examples/notes.txt -o "qdrant://./': "needs qdrant-client, and runs where it is installed",
+    'albertkit index examples/notes-zh.txt -o "qdrant://./': "needs qdrant-client, and runs where it is installed",
+    'albertkit search "qdrant://./': "needs qdrant-client, and runs where it is installed",
+}
 NOT_RUN = {  # how a line begins → why no test types it
     "make ": "sets up .venv or runs the whole suite; .ci/run does both",
     ". .venv": "the shell's own",
@@ -61,6 +66,10 @@ NOT_RUN = {  # how a line begins → why no test types it
     'albertkit index examples/notes-zh.txt -o "pgvector': "needs a server at an address; tests/search starts one",
     'albertkit search "pgvector': "needs a server at an address; tests/search starts one",
     **({} if find_spec("lancedb") else LANCEDB_COMMANDS),
+    'albertkit index examples/notes.txt -o "qdrant://localhost': "needs a server at an address",
+    'albertkit index examples/notes-zh.txt -o "qdrant://localhost': "needs a server at an address",
+    'albertkit search "qdrant://localhost': "needs a server at an address",
+    **({} if find_spec("qdrant_client") else QDRANT_COMMANDS),
     "npm install": "needs a package index",
     "python -m http.server": "runs until it is stopped",
     **{

@@ -1,4 +1,4 @@
-"""Indexes in vector stores: each behaves as the index in a file does, with a real Postgres and a real LanceDB."""
+"""Indexes in vector stores: each behaves as the index in a file does, with a real Postgres, LanceDB and Qdrant."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from albertkit.serve.served_indexes import ServedIndexes
 from tests.conftest import ROOT
 from tests.search.test_index import Toy, check_forms_find_each_other, many
 
-KINDS = ("pgvector", "lancedb")
+KINDS = ("pgvector", "lancedb", "qdrant")
 
 
 @pytest.fixture
@@ -103,7 +103,16 @@ def test_a_text_in_many_records_is_read_once(index, monkeypatch):
     for name in ("_known_texts", "_text_vectors"):
         method = getattr(index, name)
         monkeypatch.setattr(index, name, lambda texts, method=method: asked.extend(texts) or method(texts))
-    if index.path.startswith("pgvector"):
+    if index.path.startswith("qdrant"):
+        scroll = index._collection.scroll
+
+        def count(*arguments, **parts):
+            for page in scroll(*arguments, **parts):
+                rows.append(len(page))
+                yield page
+
+        monkeypatch.setattr(index._collection, "scroll", count)
+    elif index.path.startswith("pgvector"):
         run = index._run
 
         def count(text, values=None):
@@ -249,7 +258,7 @@ def test_odd_arguments(index, store):
 
 
 def test_a_graph_of_vectors_is_built_and_finds_nearly_what_an_exact_search_finds(store, monkeypatch):
-    for kind in KINDS:
+    for kind in ("pgvector", "lancedb"):  # Qdrant decides by itself
         monkeypatch.setattr(f"albertkit.search.stores.{kind}.GRAPH_ROWS", 1500, raising=kind in store)
     records, queries = many(2000), [f"w{i} w{2 * i} w{3 * i}" for i in range(20)]
     with Index.create(store, Toy()) as index:
@@ -273,6 +282,8 @@ def test_a_graph_of_vectors_is_built_and_finds_nearly_what_an_exact_search_finds
 
 
 def has_graph(index):
+    if index.path.startswith("qdrant"):
+        return True  # a folder needs none, and a server builds it at any time
     if index.path.startswith("pgvector"):
         return (
             index._value(
@@ -310,7 +321,7 @@ def test_killed_while_adding_keeps_finished_batches_and_resumes(store):
         writer.send_signal(signal.SIGKILL)
     with Index.open(store, Toy()) as index:
         kept = len(index)
-        assert kept >= done == 150 and kept % 50 == 0
+        assert kept >= done == 150 and (kept % 50 == 0 or store.startswith("qdrant"))  # which writes point by point
         records = many(400)
         assert index.add(records) == 400 - kept and index.embedder.count == 400 - kept
         for record in records[::97]:
@@ -334,7 +345,7 @@ def test_an_error_in_the_model_loses_only_its_batch(index):
 
 def test_changes_that_were_not_committed_are_not_searched(index):
     if not index.path.startswith("pgvector"):
-        pytest.skip("LanceDB commits a batch in one step")
+        pytest.skip("LanceDB commits a batch in one step, Qdrant a text")
     index.add(many(5))
     new = index._embed_new(["entirely new"])
     with pytest.raises(KeyboardInterrupt), index._write():
@@ -476,6 +487,10 @@ def test_the_table_of_another_program_is_never_overwritten(store, tmp_path):
         name = parse_address(store).table
         connection.execute(f"CREATE TABLE {name} (x int)")
         connection.execute(f"INSERT INTO {name} VALUES (7)")
+    elif store.startswith("qdrant"):
+        client, name = qdrant_client_of(store), parse_address(store).table
+        client.create_collection(name, vectors_config={})
+        client.close()
     else:
         import lancedb
 
@@ -489,8 +504,19 @@ def test_the_table_of_another_program_is_never_overwritten(store, tmp_path):
         assert connection.execute(f"SELECT x FROM {name}").fetchone() == (7,)
         connection.execute(f"DROP TABLE {name}")
         connection.close()
+    elif store.startswith("qdrant"):
+        client = qdrant_client_of(store)
+        assert client.get_collection(name).config.params.vectors == {} and client.delete_collection(name)
+        client.close()
     else:
         assert table.count_rows() == 1
+
+
+def qdrant_client_of(store):
+    from qdrant_client import QdrantClient
+
+    place = parse_address(store).location
+    return QdrantClient(path=place) if place.startswith("/") else QdrantClient(url=f"http://{place}")
 
 
 def test_a_text_that_postgres_cannot_store_is_an_error_with_a_remedy(postgres):
@@ -504,7 +530,9 @@ def test_a_text_that_postgres_cannot_store_is_an_error_with_a_remedy(postgres):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_client_names_the_command_that_installs_it(kind, monkeypatch):
-    monkeypatch.setitem(sys.modules, {"pgvector": "psycopg", "lancedb": "lancedb"}[kind], None)
+    monkeypatch.setitem(
+        sys.modules, {"pgvector": "psycopg", "lancedb": "lancedb", "qdrant": "qdrant_client"}[kind], None
+    )
     with pytest.raises(AlbertkitError, match=rf"pip install 'albertkit\[{kind}\]'"):
         Index.open(f"{kind}://somewhere", None)
 

@@ -36,8 +36,8 @@ index_model_option = cli.option(
     "--output",
     required=True,
     type=cli.IndexType(),
-    help="The index, new or to update: a file, or a table in pgvector://USER@HOST/DATABASE?table=NAME or "
-    "lancedb://FOLDER?table=NAME.",
+    help="The index, new or to update: a file, or a table in pgvector://USER@HOST/DATABASE?table=NAME, "
+    "lancedb://FOLDER?table=NAME or qdrant://HOST:PORT?table=NAME.",
 )
 @index_model_option
 @cli.text_column_option

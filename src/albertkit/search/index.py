@@ -52,8 +52,8 @@ class Embedder(Protocol):
 class Index(ABC):
     """An index: a file, or a table of a vector store. Threads may share one; others may read while one writes.
 
-    A path is a file. `pgvector://user@host/database?table=notes` is a table in Postgres, and
-    `lancedb://folder?table=notes` is a table of LanceDB.
+    A path is a file. `pgvector://user@host/database?table=notes` is a table in Postgres, `lancedb://folder?table=notes`
+    is a table of LanceDB, and `qdrant://host:6333?table=notes` is a collection of Qdrant.
 
     >>> from albertkit import Albert, Index, Record
     >>> index = Index.create("notes.idx", Albert())

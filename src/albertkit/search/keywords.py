@@ -76,6 +76,15 @@ class KeywordTable:
         return min((row[0] if row else 0 for row in found), default=0)
 
 
+def is_unspaced(word: str) -> bool:
+    """Whether a word of `plain_words` is a character of a script without spaces.
+
+    >>> is_unspaced("京"), is_unspaced("tea")
+    (True, False)
+    """
+    return _character.match(word) is not None
+
+
 def split_terms(counts: dict[str, int], most: int) -> tuple[list[str], list[str]]:
     """Terms in at most so many texts, and the two rarest of the others.
 

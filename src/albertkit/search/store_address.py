@@ -13,12 +13,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from albertkit.errors import AlbertkitError, check_choice
 
-STORES = ("pgvector", "lancedb")
+STORES = ("pgvector", "lancedb", "qdrant")
 TABLE = "albertkit"  # the default name of the table
 _address = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _table = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 _user = re.compile(r"([^/?#@:]*):(.*)@")  # the name and the password before a host
-SECRETS = ("password", "sslpassword")  # parameters that no message contains
+SECRETS = ("password", "sslpassword", "apikey")  # parameters that no message contains, without _ and -
 HIDDEN = "***"
 
 
@@ -84,8 +84,8 @@ def parse_address(text: Path | str) -> StoreAddress | None:
     if user:  # the characters of a password that would end it are quoted
         place = f"{user[1]}:{quote(unquote(user[2]), safe='')}@{place[user.end() :]}"
     secrets = [unquote(user[2])] if user else []
-    secrets += [value for key, value in others if key in SECRETS]
-    shown = [(key, HIDDEN if key in SECRETS else value) for key, value in options]
+    secrets += [value for key, value in others if _is_secret(key)]
+    shown = [(key, HIDDEN if _is_secret(key) else value) for key, value in options]
     hidden = f"{user[1]}:{HIDDEN}@{parts[2].partition('?')[0][user.end() :]}" if user else place
     return StoreAddress(
         store,
@@ -94,3 +94,8 @@ def parse_address(text: Path | str) -> StoreAddress | None:
         f"{store}://{hidden}?{urlencode(shown, safe='*/')}" if shown else f"{store}://{hidden}",
         tuple(secret for secret in secrets if secret),
     )
+
+
+def _is_secret(key: str) -> bool:
+    """Whether the value of a parameter is a secret, also with another spelling of the parameter."""
+    return key.lower().replace("_", "").replace("-", "") in SECRETS

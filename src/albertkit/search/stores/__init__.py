@@ -1,4 +1,4 @@
-"""Indexes in vector stores: `pgvector.py` for Postgres, `lancedb.py` for LanceDB. Each client is an extra.
+"""Indexes in vector stores: `pgvector.py` for Postgres, `lancedb.py`, `qdrant.py`. Each client is an extra.
 
 In: a `StoreAddress`. Out: a `StoreOpener`, with which `index.py` opens indexes.
 """
@@ -15,6 +15,10 @@ def open_store(address: StoreAddress) -> StoreOpener:
         from albertkit.search.stores.pgvector import PgvectorIndex
 
         return StoreOpener(address, PgvectorIndex)
+    if address.store == "qdrant":
+        from albertkit.search.stores.qdrant import QdrantIndex
+
+        return StoreOpener(address, QdrantIndex)
     from albertkit.search.stores.lancedb import LancedbIndex
 
     return StoreOpener(address, LancedbIndex)

@@ -1,7 +1,8 @@
 """What the indexes in vector stores share: opening by address, and which records are new or changed.
 
 In: a `StoreAddress`, and batches of records. Out: a `StoreIndex`. Before this file: `store_address.py`, `index.py`;
-after it: `pgvector.py`, `lancedb.py`. Vectors are stored as they are, without a rotation, so that others can use them.
+after it: `pgvector.py`, `lancedb.py`, `qdrant.py`. Vectors are stored as they are, without a rotation, so that others
+can use them.
 """
 
 from __future__ import annotations
