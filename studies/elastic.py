@@ -50,10 +50,10 @@ import tasks  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
 from albertkit.runtime.calibration import calibrate_scores, fit_calibration  # noqa: E402
 from albertkit.runtime.early_exit import (  # noqa: E402
+    EarlyExitRunner,
     ExitCalibration,
     ExitRule,
     ExitStats,
-    EarlyExitRunner,
     agreement_rule,
     available_exit_depths,
     read_depths,
