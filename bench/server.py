@@ -238,6 +238,13 @@ def memory(pid: int) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
+def memory_of_workers(pid: int) -> list[int]:
+    """Bytes of each child of a process that no other process shares."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    texts = [Path(f"/proc/{child}/smaps_rollup").read_text() for child in children]
+    return [1024 * sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", text))) for text in texts]
+
+
 def cpu(pid: int) -> float:
     """Seconds of processor used so far."""
     parts = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -309,7 +316,7 @@ class Bench:
             }
 
     def steady(self, requests: int) -> dict[str, Any]:
-        """Resident memory over many requests."""
+        """Resident memory over many requests, and the memory of each of four workers."""
         port, seen = free_port(), []
         with started(ours(self.folder, port, self.threads), port) as process:
             part = max(1, requests // 10)
@@ -318,7 +325,12 @@ class Bench:
                 seen.append(
                     {"rss": memory(process.pid), **{k: run[k] for k in ("answered", "lost", "wrong", "refused")}}
                 )
-        return {"requests": requests, "seen": seen}
+        from inference import machine
+
+        with started(ours(self.folder, port, 1, "--workers", "4"), port) as process:
+            load(port, size=8, clients=16, seconds=1e6, most=400, **self.files)
+            workers = memory_of_workers(process.pid)
+        return {"machine": machine(self.threads), "requests": requests, "seen": seen, "workers": workers}
 
     def peers(self, size: int = 8, clients: int = 16) -> dict[str, Any]:
         """The same load on other servers of the same weights."""
@@ -358,11 +370,10 @@ class Bench:
 def write_peers(folder: Path, float_folder: Path, st: Path) -> None:
     """The model with float weights: as an artifact, and for sentence-transformers."""
     from albertkit.artifact import read_artifact, write_artifact
-    from albertkit.interop.sentence_transformers import write_folder
+    from albertkit.interop.layouts import export_layout
 
-    artifact = read_artifact(folder)
-    write_artifact(artifact, float_folder, overwrite=True)
-    write_folder(artifact, st, overwrite=True)
+    write_artifact(read_artifact(folder), float_folder, overwrite=True)
+    export_layout(float_folder, st, "sentence-transformers")
 
 
 def main() -> None:
@@ -386,9 +397,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         seconds = 2.0 if given.quick else given.seconds
         bench = Bench(resolve(given.model), Path(work), given.threads, seconds)
-        found.update(
-            {"machine": machine(given.threads), "versions": versions(), "threads": given.threads, "seconds": seconds}
-        )
+        if given.parts != "steady":  # this part has its own machine, since speed does not matter to it
+            about = {"machine": machine(given.threads), "versions": versions()}
+            found.update({**about, "threads": given.threads, "seconds": seconds})
         for part in given.parts.split(","):
             settings = {"steady": [1000 if given.quick else given.requests]}.get(part, [])
             found[part] = getattr(bench, part)(*settings)

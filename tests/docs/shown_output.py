@@ -61,7 +61,9 @@ def is_like(shown: str, printed: str, tolerance: float) -> bool:
     if outline(shown) != outline(printed):
         return False
     pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)
-    return all(is_near(float(a.replace(",", "")), float(b.replace(",", "")), unit, tolerance) for (a, unit), (b, _) in pairs)
+    return all(
+        is_near(float(a.replace(",", "")), float(b.replace(",", "")), unit, tolerance) for (a, unit), (b, _) in pairs
+    )
 
 
 def is_near(shown: float, printed: float, unit: str, tolerance: float) -> bool:

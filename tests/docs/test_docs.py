@@ -181,7 +181,9 @@ def test_shown_output_is_compared():
     assert missing_lines(shown, " 37.1%  one\n", 0.03) == missing_lines(shown, " 47.1%  two\n", 0.03) == [" 47.1%  one"]
     assert missing_lines("3  -1.7  one 15%  …", "3  -1.8  one 16%  two 2%", 0.3) == []
     models = {"small"}
-    assert not is_exact("albertkit finetune classify a.tsv -o m", models) and not is_exact("albertkit classify -m m x", models)
+    assert not is_exact("albertkit finetune classify a.tsv -o m", models) and not is_exact(
+        "albertkit classify -m m x", models
+    )
     assert is_exact("albertkit finetune classify a.tsv -o m --freeze\nalbertkit classify -m m x", models)
 
 
