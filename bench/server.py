@@ -177,19 +177,10 @@ def load(port: int, **plan: Any) -> dict[str, Any]:
     """Run the client in a second process. size: texts a request; clients: at once, or rate: requests a second; seconds;
     most.
     """
-    full = {
-        "port": port,
-        "path": "/v1/embeddings",
-        "model": "m",
-        "rate": 0,
-        "clients": 1,
-        "most": 10**9,
-        "cosine": 0.999,
-        **plan,
-    }
-    done = subprocess.run(
-        [sys.executable, __file__, "--client", json.dumps(full)], capture_output=True, text=True, check=False
-    )
+    usual = {"path": "/v1/embeddings", "model": "m", "rate": 0, "clients": 1, "most": 10**9, "cosine": 0.999}
+    full = {"port": port, **usual, **plan}
+    command = [sys.executable, __file__, "--client", json.dumps(full)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -293,9 +284,8 @@ class Bench:
                 run = load(port, size=size, clients=clients, seconds=self.seconds, **self.files)
                 run["server_cpu"] = cpu(process.pid) - before
             bare = self.bare(size * clients)
-            found.append(
-                {"size": size, "clients": clients, "bare": bare, "ratio": run["texts_per_second"] / bare, **run}
-            )
+            speeds = {"bare": bare, "ratio": run["texts_per_second"] / bare}
+            found.append({"size": size, "clients": clients, **speeds, **run})
         return found
 
     def overload(self) -> dict[str, Any]:
@@ -322,9 +312,8 @@ class Bench:
             part = max(1, requests // 10)
             for _ in range(10):
                 run = load(port, size=1, clients=32, seconds=1e6, most=part, **self.files)
-                seen.append(
-                    {"rss": memory(process.pid), **{k: run[k] for k in ("answered", "lost", "wrong", "refused")}}
-                )
+                counts = {name: run[name] for name in ("answered", "lost", "wrong", "refused")}
+                seen.append({"rss": memory(process.pid), **counts})
         from inference import machine
 
         with started(ours(self.folder, port, 1, "--workers", "4"), port) as process:
@@ -359,9 +348,8 @@ class Bench:
                         plan = {"size": one[0], "clients": one[1], "path": path, "cosine": 0.98, **self.files}
                         load(port, seconds=min(3.0, self.seconds), **plan)
                         run = load(port, seconds=self.seconds, **plan)
-                        found.setdefault(name, []).append(
-                            {"size": one[0], "clients": one[1], "rss": memory(process.pid), **run}
-                        )
+                        about = {"size": one[0], "clients": one[1], "rss": memory(process.pid)}
+                        found.setdefault(name, []).append({**about, **run})
                 except RuntimeError as error:
                     found.setdefault(name, []).append({"failed": str(error)})
         return found
@@ -398,8 +386,8 @@ def main() -> None:
         seconds = 2.0 if given.quick else given.seconds
         bench = Bench(resolve(given.model), Path(work), given.threads, seconds)
         if given.parts != "steady":  # this part has its own machine, since speed does not matter to it
-            about = {"machine": machine(given.threads), "versions": versions()}
-            found.update({**about, "threads": given.threads, "seconds": seconds})
+            found |= {"machine": machine(given.threads), "versions": versions()}
+            found |= {"threads": given.threads, "seconds": seconds}
         for part in given.parts.split(","):
             settings = {"steady": [1000 if given.quick else given.requests]}.get(part, [])
             found[part] = getattr(bench, part)(*settings)
