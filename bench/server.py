@@ -177,19 +177,10 @@ def load(port: int, **plan: Any) -> dict[str, Any]:
     """Run the client in a second process. size: texts a request; clients: at once, or rate: requests a second; seconds;
     most.
     """
-    full = {
-        "port": port,
-        "path": "/v1/embeddings",
-        "model": "m",
-        "rate": 0,
-        "clients": 1,
-        "most": 10**9,
-        "cosine": 0.999,
-        **plan,
-    }
-    done = subprocess.run(
-        [sys.executable, __file__, "--client", json.dumps(full)], capture_output=True, text=True, check=False
-    )
+    usual = {"path": "/v1/embeddings", "model": "m", "rate": 0, "clients": 1, "most": 10**9, "cosine": 0.999}
+    full = {"port": port, **usual, **plan}
+    command = [sys.executable, __file__, "--client", json.dumps(full)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -236,6 +227,13 @@ def memory(pid: int) -> int:
     """Resident bytes."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found.group(1)) * 1024 if found else 0
+
+
+def memory_of_workers(pid: int) -> list[int]:
+    """Bytes of each child of a process that no other process shares."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    texts = [Path(f"/proc/{child}/smaps_rollup").read_text() for child in children]
+    return [1024 * sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", text))) for text in texts]
 
 
 def cpu(pid: int) -> float:
@@ -286,9 +284,8 @@ class Bench:
                 run = load(port, size=size, clients=clients, seconds=self.seconds, **self.files)
                 run["server_cpu"] = cpu(process.pid) - before
             bare = self.bare(size * clients)
-            found.append(
-                {"size": size, "clients": clients, "bare": bare, "ratio": run["texts_per_second"] / bare, **run}
-            )
+            speeds = {"bare": bare, "ratio": run["texts_per_second"] / bare}
+            found.append({"size": size, "clients": clients, **speeds, **run})
         return found
 
     def overload(self) -> dict[str, Any]:
@@ -309,16 +306,20 @@ class Bench:
             }
 
     def steady(self, requests: int) -> dict[str, Any]:
-        """Resident memory over many requests."""
+        """Resident memory over many requests, and the memory of each of four workers."""
         port, seen = free_port(), []
         with started(ours(self.folder, port, self.threads), port) as process:
             part = max(1, requests // 10)
             for _ in range(10):
                 run = load(port, size=1, clients=32, seconds=1e6, most=part, **self.files)
-                seen.append(
-                    {"rss": memory(process.pid), **{k: run[k] for k in ("answered", "lost", "wrong", "refused")}}
-                )
-        return {"requests": requests, "seen": seen}
+                counts = {name: run[name] for name in ("answered", "lost", "wrong", "refused")}
+                seen.append({"rss": memory(process.pid), **counts})
+        from inference import machine
+
+        with started(ours(self.folder, port, 1, "--workers", "4"), port) as process:
+            load(port, size=8, clients=16, seconds=1e6, most=400, **self.files)
+            workers = memory_of_workers(process.pid)
+        return {"machine": machine(self.threads), "requests": requests, "seen": seen, "workers": workers}
 
     def peers(self, size: int = 8, clients: int = 16) -> dict[str, Any]:
         """The same load on other servers of the same weights."""
@@ -347,9 +348,8 @@ class Bench:
                         plan = {"size": one[0], "clients": one[1], "path": path, "cosine": 0.98, **self.files}
                         load(port, seconds=min(3.0, self.seconds), **plan)
                         run = load(port, seconds=self.seconds, **plan)
-                        found.setdefault(name, []).append(
-                            {"size": one[0], "clients": one[1], "rss": memory(process.pid), **run}
-                        )
+                        about = {"size": one[0], "clients": one[1], "rss": memory(process.pid)}
+                        found.setdefault(name, []).append({**about, **run})
                 except RuntimeError as error:
                     found.setdefault(name, []).append({"failed": str(error)})
         return found
@@ -358,11 +358,10 @@ class Bench:
 def write_peers(folder: Path, float_folder: Path, st: Path) -> None:
     """The model with float weights: as an artifact, and for sentence-transformers."""
     from albertkit.artifact import read_artifact, write_artifact
-    from albertkit.interop.sentence_transformers import write_folder
+    from albertkit.interop.layouts import export_layout
 
-    artifact = read_artifact(folder)
-    write_artifact(artifact, float_folder, overwrite=True)
-    write_folder(artifact, st, overwrite=True)
+    write_artifact(read_artifact(folder), float_folder, overwrite=True)
+    export_layout(float_folder, st, "sentence-transformers")
 
 
 def main() -> None:
@@ -386,9 +385,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         seconds = 2.0 if given.quick else given.seconds
         bench = Bench(resolve(given.model), Path(work), given.threads, seconds)
-        found.update(
-            {"machine": machine(given.threads), "versions": versions(), "threads": given.threads, "seconds": seconds}
-        )
+        if given.parts != "steady":  # this part has its own machine, since speed does not matter to it
+            found |= {"machine": machine(given.threads), "versions": versions()}
+            found |= {"threads": given.threads, "seconds": seconds}
         for part in given.parts.split(","):
             settings = {"steady": [1000 if given.quick else given.requests]}.get(part, [])
             found[part] = getattr(bench, part)(*settings)

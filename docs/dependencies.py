@@ -1,7 +1,7 @@
 """Write the table of dependencies into docs/understand/architecture.md. Run by `make docs`.
 
 In: `pyproject.toml`, the installed packages (versions, files, licences), and `WHY`, the only part written by hand. Out:
-one row per package, and the size of each extra. Sizes are those of this machine's wheels, so
+one row per package, and one row per extra. Sizes are those of this machine's wheels, so
 tests/docs/test_dependencies.py checks the rows and not the text.
 """
 
@@ -140,7 +140,7 @@ def needed(wanted: Iterable[Requirement]) -> dict[str, Distribution]:
 
 
 def table() -> str:
-    """One row per package, then one sentence with the size of each extra."""
+    """One row per package, then one row per extra with everything that it requires."""
     parts, wanted, inner = declared(), required(), included()
     installed_by: dict[str, list[str]] = {}
     for part, names in parts.items():
@@ -148,13 +148,13 @@ def table() -> str:
             installed_by.setdefault(name, []).append(part)
     lines = ["| package | for | in | version | MB | licence |", "|---|---|---|---|---|---|"]
     lines += [row(name, where) for name, where in installed_by.items()]
-    sizes = []
+    sizes = ["| install | packages | MB |", "|---|---|---|"]
     for part, requirements in wanted.items():
         own = [*requirements, *(one for other in inner.get(part, ()) for one in wanted[other])]
         total = needed(own if part == "base" else [*wanted["base"], *own])
         title = "`albertkit`" if part == "base" else f"`albertkit[{part}]`"
-        sizes.append(f"{title} {len(total)} packages, {sum(map(size, total.values())) / 1e6:,.0f} MB")
-    return "\n".join([*lines, "", f"With everything that they require: {'; '.join(sizes)}."])
+        sizes.append(f"| {title} | {len(total)} | {sum(map(size, total.values())) / 1e6:,.0f} |")
+    return "\n".join([*lines, "", "The base install and each extra, with everything that they require:", "", *sizes])
 
 
 def row(name: str, parts: list[str]) -> str:

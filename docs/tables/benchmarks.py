@@ -102,8 +102,7 @@ def server() -> str:
 
 
 def server_overload() -> str:
-    found = read("server.json")
-    over, memory = found["overload"], [one["rss"] / 2**20 for one in found["steady"]["seen"]]
+    over = read("server.json")["overload"]
     run = over["overload"]
     return table(("measured", "result"), (
         (f"offered: requests/s of 8 texts, answers due in {over['deadline']:g} s", f"{over['rate']:.0f}"),
@@ -111,16 +110,28 @@ def server_overload() -> str:
         ("refused", f"{run['refused']}, p99 {run['refused_milliseconds_99']:.0f} ms"),
         ("lost or wrong", run["lost"] + run["wrong"]),
         ("speed afterwards, share of the usual one", f"{over['after']['texts_per_second'] / over['usual']['texts_per_second']:.0%}"),
-        (f"memory over {found['steady']['requests']:,} requests, first and last tenth", f"{memory[0]:.0f} and {memory[-1]:.0f} MB"),
     ))  # fmt: skip
+
+
+def server_memory() -> str:
+    found = read("server.json")
+    steady, rows = found["steady"], []
+    first, last = (steady["seen"][at]["rss"] / 2**20 for at in (0, -1))
+    rows.append((f"albertkit, after {steady['requests'] // 10:,} and after {steady['requests']:,} requests", f"{first:.0f} and {last:.0f}"))  # fmt: skip
+    rows.append(("albertkit, each further worker", f"{max(steady['workers']) / 2**20:.0f}"))
+    for name, runs in found["peers"].items():
+        sizes = [run["rss"] / 2**20 for run in runs if "failed" not in run]
+        if sizes and not name.startswith("albertkit"):
+            rows.append((name, f"{min(sizes):,.0f} to {max(sizes):,.0f}"))
+    return table(("server", "memory, MB"), rows)
 
 
 def server_peers() -> str:
     rows = []
     for name, runs in read("server.json")["peers"].items():
         for run in (run for run in runs if "failed" not in run):
-            rows.append((name, run["size"], f"{run['requests_per_second']:.1f}", f"{run['milliseconds']['99']:,.0f}", f"{run['least_cosine']:.4f}", f"{run['rss'] / 2**20:,.0f}"))  # fmt: skip
-    return table(("server", "texts per request", "requests/s", "p99, ms", "least cosine with the stored model", "memory, MB"), rows)  # fmt: skip
+            rows.append((name, run["size"], f"{run['requests_per_second']:.1f}", f"{run['milliseconds']['99']:,.0f}", f"{run['least_cosine']:.4f}"))  # fmt: skip
+    return table(("server", "texts per request", "requests/s", "p99, ms", "least cosine with the stored model"), rows)  # fmt: skip
 
 
 def search() -> str:
@@ -240,7 +251,7 @@ def newcomer() -> str:
 
 
 TABLES = {
-    "report": report, "inference": inference, "encoders": encoders, "cold-start": cold_start, "server": server, "server-overload": server_overload, "server-peers": server_peers,
+    "report": report, "inference": inference, "encoders": encoders, "cold-start": cold_start, "server": server, "server-overload": server_overload, "server-memory": server_memory, "server-peers": server_peers,
     "search": search, "corpus": corpus, "pretraining": pretraining, "finetuning": finetuning, "plan": plan, "bulk": bulk,
     "scale-pretraining": scale_pretraining, "scale-texts": scale_texts, "scale-rest": scale_rest, "newcomer": newcomer,
 }  # fmt: skip

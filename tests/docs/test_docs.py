@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import os
 import re
@@ -16,12 +18,14 @@ import torch
 from matplotlib.figure import Figure
 
 import albertkit
+from albertkit.builtin import BUILTINS
 from albertkit.cli.entry_point import app
 from albertkit.compress import benchmark, planner
 from albertkit.options import Options
 from albertkit.serve import server as serving
 from tests.conftest import ROOT, draw_nothing, program
 from tests.docs.doc_commands import NOT_RUN, DocShell, here, joined, once, write_files
+from tests.docs.shown_output import is_exact, missing_lines, shown_after
 from tests.docs.test_twins import called_names, command_shapes, heading_levels, line_shapes
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -141,18 +145,46 @@ def pages_with(kind: str) -> list:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_in_the_docs_runs(page, shell):
+    """Every Python block runs, in order, and prints what the page shows below it."""
     shutil.rmtree("shards")  # a page may make its own
     space: dict = {"__name__": "docs"}
-    for block in blocks(page.read_text(encoding="utf-8"), "python"):
-        exec(compile(block, str(page), "exec"), space)
+    for block, shown in shown_after(page.read_text(encoding="utf-8"), "python"):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block, str(page), "exec"), space)
+        assert missing_lines(shown, printed.getvalue(), tolerance(page)) == [], printed.getvalue()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("bash"))
 def test_commands_in_the_docs_run(page, shell):
-    """Every line of every bash block is typed, in order; what cannot be is in NOT_RUN, with its reason."""
-    for block in blocks(page.read_text(encoding="utf-8"), "bash"):
+    """Every line of every bash block is typed, in order; what cannot be is in NOT_RUN, with its reason. Blocks that run
+    as they are written print what the page shows below them.
+    """
+    models = {*BUILTINS, "small-en-zh"}
+    for block, shown in shown_after(page.read_text(encoding="utf-8"), "bash"):
+        shell.printed = ""
         shell.block(block)
+        if is_exact(block, models):
+            assert missing_lines(shown, shell.printed, tolerance(page)) == [], shell.printed
+
+
+def tolerance(page: Path) -> float:
+    """How much numbers differ between processors: log-odds more than cosines and probabilities."""
+    return 0.3 if page.stem == "explain" else 0.03
+
+
+def test_shown_output_is_compared():
+    text = "```bash\nalbertkit fill x -k 1\n```\nprints\n```text\n 47.1%  one\n…\n```\n```bash\nalbertkit models\n```\n"
+    (fill, shown), (listing, nothing) = shown_after(text, "bash")
+    assert is_exact(fill, {"small"}) and not is_exact(listing, {"small"}) and nothing == ""
+    assert missing_lines(shown, "a note\n 46.7%  one\n", 0.03) == []
+    assert missing_lines(shown, " 37.1%  one\n", 0.03) == missing_lines(shown, " 47.1%  two\n", 0.03) == [" 47.1%  one"]
+    assert missing_lines("3  -1.7  one 15%  …", "3  -1.8  one 16%  two 2%", 0.3) == []
+    models = {"small"}
+    assert not is_exact("albertkit finetune classify a.tsv -o m", models) and not is_exact(
+        "albertkit classify -m m x", models
+    )
+    assert is_exact("albertkit finetune classify a.tsv -o m --freeze\nalbertkit classify -m m x", models)
 
 
 def test_what_is_run_elsewhere_is():

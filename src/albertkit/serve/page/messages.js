@@ -163,7 +163,7 @@ export const MESSAGES = {
   "explain.title": ["How a prediction forms", "预测如何形成"],
   "explain.lead": [
     "ALBERT applies one layer repeatedly. See the prediction after each layer, where early exit would stop, and the attention of each head.",
-    "ALBERT 反复使用同一层。查看每一层之后的预测、早退会停在哪里，以及每个注意力头关注什么。",
+    "ALBERT 反复使用同一层。查看每一层之后的预测、会在哪一层提前退出，以及每个注意力头关注什么。",
   ],
   "explain.text": ["Text", "文本"],
   "explain.pair": ["Second text, for a model of text pairs (optional)", "第二段文本，用于文本对模型（可留空）"],
@@ -175,11 +175,11 @@ export const MESSAGES = {
   "explain.sure": ["Confidence", "置信度"],
   "explain.still": ["Cosine with the previous exit", "与上一出口的余弦"],
   "explain.agreement": ["Cosine with full depth", "与全部层的余弦"],
-  "explain.threshold": ["Exit at this confidence", "达到此置信度时早退"],
-  "explain.threshold.vector": ["Exit at this cosine with the previous exit", "与上一出口的余弦达到此值时早退"],
+  "explain.threshold": ["Exit at this confidence", "达到此置信度时提前退出"],
+  "explain.threshold.vector": ["Exit at this cosine with the previous exit", "与上一出口的余弦达到此值时提前退出"],
   "explain.exit": [
     "Early exit would stop after layer {layer} of {layers}: {saved} % less work.",
-    "早退停在第 {layer} 层（共 {layers} 层）：计算量减少 {saved} %。",
+    "在第 {layer} 层提前退出（共 {layers} 层）：计算量减少 {saved} %。",
   ],
   "explain.exit.same": ["The prediction is the same as at full depth.", "预测与全部层相同。"],
   "explain.exit.other": ["The prediction differs from full depth.", "预测与全部层不同。"],
