@@ -15,6 +15,7 @@ import pytest
 from albertkit.errors import AlbertkitError
 from albertkit.interop.web_export import export_web, runtime_files
 
+CACHED = {"Cache-Control": "max-age=600"}
 ISOLATION = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 OPEN = """
@@ -92,7 +93,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def servers(site) -> Iterator[dict[str, StaticServer]]:
-    made = {"plain": StaticServer(site, {}), "isolated": StaticServer(site, ISOLATION)}
+    made = {
+        "plain": StaticServer(site, {}),
+        "isolated": StaticServer(site, ISOLATION),
+        "cached": StaticServer(site, CACHED),
+    }
     for server in made.values():
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield made

@@ -190,6 +190,40 @@ def test_an_index_of_1000_notes_is_kept(visit, exported):
     assert "item 0 has no text" in one.error(f"{code} await index.add([{{ id: 1 }}])")
 
 
+def test_an_index_that_is_open_twice_is_one_index(visit, exported):
+    one = visit(f"{exported('small')}/package.json")
+    code = """
+        const [here, there] = [await albert.openIndex("two", { depth: 3 }), await albert.openIndex("two", { depth: 3 })];
+        await here.add(["a cat", "a bus"]);
+        const found = [(await there.search("a kitten"))[0].text];
+        await there.clear();
+        return [...found, await here.add(["a cat"]), (await there.search("a kitten")).length];"""
+    assert one.run(code) == ["a cat", 1, 1]
+    gone = """
+        const index = await albert.openIndex("two", { depth: 3 });
+        await SearchIndex.delete("two");
+        await index.add(["a dog"]);"""
+    assert "is closed, or was deleted. Open it again" in one.error(gone)
+    assert one.run("return (await albert.openIndex('two', { depth: 6 })).size") == 0
+
+
+def test_a_browser_that_stores_nothing_is_an_error_that_loses_nothing(visit, exported):
+    """An aborted transaction is what a full disk leads to."""
+    one = visit(f"{exported('small')}/package.json")
+    code = "const index = await albert.openIndex('full', { depth: 3 });"
+    assert one.run(f"{code} return index.add(['a cat'])") == 1
+    aborted = """
+        const { put } = IDBObjectStore.prototype;
+        IDBObjectStore.prototype.put = function (...values) {
+          const made = put.apply(this, values);
+          made.onsuccess = () => this.transaction.abort();
+          return made;
+        };
+        try { await index.add(["a dog"]); } finally { IDBObjectStore.prototype.put = put; }"""
+    assert "the browser cannot store the index" in one.error(f"{code} {aborted}")
+    assert one.run(f"{code} return (await index.search('a kitten')).map((hit) => hit.text)") == ["a cat"]
+
+
 # Bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +275,37 @@ def test_the_page_says_what_is_wrong_with_the_files(name, change, message, visit
     assert one.page.get_attribute("html", "data-state") == "failed"
     assert message in one.page.inner_text("#error")
     one.problems.clear()
+
+
+def replace_export(site, name: str, source: str) -> None:
+    shutil.rmtree(site / name, ignore_errors=True)
+    shutil.copytree(site / source, site / name)
+
+
+def test_a_new_export_is_loaded_although_the_browser_has_cached_the_old_one(visit, exported, site):
+    exported("small"), exported("small-zh")
+    replace_export(site, "cached", "small")
+    one = visit("cached/package.json", server="cached")
+    assert one.run("return albert.about.name") == "small"
+    replace_export(site, "cached", "small-zh")
+    assert one.run("return (await Albert.load('./model')).about.name") == "small-zh"
+
+
+def test_the_page_becomes_the_new_export(visit, exported, site):
+    """Although the service worker and the browser have cached the old one."""
+    exported("small"), exported("small-zh")
+    replace_export(site, "replaced", "small")
+    one = visit("replaced/", server="cached").ready()
+    replace_export(site, "replaced", "small-zh")
+    one.page.evaluate("navigator.serviceWorker.ready.then((found) => found.update())")
+    one.page.wait_for_function("navigator.serviceWorker.ready.then((found) => !found.installing && !found.waiting)")
+    one.page.reload()
+    assert "small-zh" in one.ready().page.inner_text("#status") and one.page.inner_text("#error") == ""
+    replace_export(site, "replaced", "small")
+    for _ in range(2):  # the first visit may still show the old one, but never a mixture of both
+        one.page.reload()
+        assert one.ready().page.inner_text("#error") == ""
+        one.page.wait_for_function("navigator.serviceWorker.ready.then((found) => !found.installing && !found.waiting)")
 
 
 # The page --------------------------------------------------------------------------------------------------------

@@ -172,6 +172,30 @@ def test_of_items_with_one_id_the_last_is_kept(run):
     assert run(code) == [[2, 1], 2, ["1 a much longer text", "2 b"]]
 
 
+def test_options_of_an_index_are_checked(run):
+    cases = {
+        'albert.openIndex("x", { depth: 4 })': "depth=4 is not available",
+        'albert.openIndex("x", { dim: 9 })': "this model has 1 to 4 dimensions",
+        'albert.openIndex("x", { detph: 3 })': 'unknown option "detph"; choose one of depth, dim',
+        'albert.openIndex("x").then((i) => i.add([null]))': "item 0 has no text",
+        'albert.openIndex("x").then((i) => i.add([{ id: NaN, text: "a" }]))': "an id must be a text or a number",
+        'albert.openIndex("x").then((i) => i.search("a", { k: -1 }))': "k=-1 is out of range. Pass 1 or more.",
+        'albert.search("a", ["b"], { k: 0 })': "k=0 is out of range. Pass 1 or more.",
+    }
+    for message, wanted in zip(errors(run, list(cases)), cases.values(), strict=True):
+        assert message.startswith("AlbertError") and wanted in message
+    code = 'const index = await (await load()).openIndex("x"); return [await index.add("one text"), index.size];'
+    assert run(code) == [1, 1]
+
+
+def test_options_of_a_model_are_checked(run):
+    calls = ('at("model"), { thraeds: 2 }', 'at("model"), { threads: 0 }', '"http://[bad"')
+    code = f'const {{ Albert }} = await import(at("web/albertkit.js")); return [{", ".join(f"await failure(Albert.load({c}))" for c in calls)}];'  # fmt: skip
+    unknown, threads, folder = run(code)
+    assert 'unknown option "thraeds"' in unknown and "threads=0 is out of range" in threads
+    assert folder == 'AlbertError: the folder "http://[bad" is not an address. Pass one such as "./model".'
+
+
 # Warnings --------------------------------------------------------------------------------------------------------
 
 

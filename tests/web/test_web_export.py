@@ -132,6 +132,8 @@ def test_the_folder_is_a_package(tmp_path, onnxruntime_web):
         assert "http://" not in text and "https://" not in text, path.name
         imported = re.findall(r'(?:from|import|new URL\()\s*\(?"\./([\w./-]+)"', text)
         assert {name for name in imported if "." in name} <= there, path.name
+        copied = re.findall(r'new URL\("\./([^"]*)", import\.meta\.url\)', text)
+        assert set(copied) <= there, path.name  # bundlers copy files, not folders
     with pytest.raises(AlbertkitError, match="exists and is not empty"):
         export_web("small", tmp_path / "out")
     export_web("small-zh", tmp_path / "out", overwrite=True)

@@ -15,7 +15,7 @@ const HEADERS = {
 
 self.addEventListener("install", (event) => {
   self.skipWaiting();
-  event.waitUntil(Promise.all(PAGE.map((file) => fetchAndKeep(new Request(file, { cache: "no-cache" }), event))));
+  event.waitUntil(Promise.all(PAGE.map((file) => fetchAndKeep(new Request(file), event))));
 });
 
 self.addEventListener("activate", (event) => event.waitUntil(activate()));
@@ -33,11 +33,13 @@ self.addEventListener("fetch", (event) => {
 
 async function answer(request, event) {
   const cache = await caches.open(PREFIX + VERSION);
-  return (await cache.match(request, { ignoreSearch: true, ignoreVary: true })) ?? fetchAndKeep(request, event);
+  const kept = request.cache === "reload" ? undefined : await cache.match(request, { ignoreSearch: true, ignoreVary: true });
+  return kept ?? fetchAndKeep(request, event);
 }
 
 async function fetchAndKeep(request, event) {
-  const response = await fetch(request);
+  // The browser's own cache may have files of an earlier export, so the host is asked about each.
+  const response = await fetch(request, request.mode === "navigate" || request.cache === "reload" ? {} : { cache: "no-cache" });
   if (response.status !== 200 || response.type !== "basic" || response.redirected) return response;
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
