@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import albertkit
 from albertkit.albert import Albert
+from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.explain.layer_predictions import DepthTrace
 from albertkit.runtime.early_exit import last_exit_depth
 from albertkit.tasks.examples import TextExample
+from tests.conftest import tiny
+from tests.test_albert import make
 from tests.train import test_finetune as lessons
 from tests.web.test_tokenizer import repository_texts
 
@@ -158,6 +162,31 @@ def test_classify_and_tag_equal_pythons(visit, exported, tuned):
     assert 'this model was made for "tag"' in one.error("await albert.classify('a')")
 
 
+@pytest.mark.parametrize(
+    ("labels", "details"),
+    [
+        ("abc", {"kind": "multi", "threshold": 0.4}),
+        ("x", {"kind": "regression", "mean": 3.0, "std": 1.5, "pairs": True}),
+    ],
+)
+def test_several_labels_and_numbers_equal_pythons(labels, details, visit, exported, tmp_path):
+    made = make(tiny(vocab_size=30000), ("classify",), labels=len(labels))
+    metadata = ArtifactMetadata(task="classify", labels=tuple(labels), details=details)
+    write_artifact(replace(made, metadata=metadata), tmp_path / "m")
+    one, albert = visit(f"{exported(details['kind'], tmp_path / 'm')}/package.json"), Albert(tmp_path / "m", bits=8)
+    texts, pairs = ["a cat", "where is my parcel?"], ["a kitten", "it rains"] if "pairs" in details else None
+    found = one.run("return albert.classify(a[0], a[1] ? { pairs: a[1] } : {})", texts, pairs)
+    wanted = albert.classify(texts, pairs)
+    near = list if details["kind"] == "multi" else (lambda label: pytest.approx(label, abs=0.05))
+    assert [one["label"] for one in found] == [near(one.label) for one in wanted]
+    probabilities = [one.probabilities and pytest.approx(one.probabilities, abs=0.02) for one in wanted]
+    assert [one["probabilities"] for one in found] == probabilities
+    explained = one.run("return albert.explain(a[0], a[1] ? { pair: a[1][0] } : {})", texts[0], pairs)
+    assert explained["kind"] == "classify" and explained["depths"][-1]["prediction"]["label"] == near(wanted[0].label)
+    if pairs:
+        assert "pairs is missing. Pass the second texts." in one.error("await albert.classify('a cat')")
+
+
 def test_fill_equals_pythons(visit, exported):
     one, albert = visit(f"{exported('small-pretrained')}/package.json"), Albert("small-pretrained", threads=1)
     text = "Paris is the [MASK] of France, and Rome of [MASK]."
@@ -277,6 +306,13 @@ def test_the_page_says_what_is_wrong_with_the_files(name, change, message, visit
     one.problems.clear()
 
 
+UPDATED = """async () => {
+  const found = await navigator.serviceWorker.ready;
+  await found.update();
+  while (found.installing || found.waiting) await new Promise((resolve) => setTimeout(resolve, 20));
+}"""
+
+
 def replace_export(site, name: str, source: str) -> None:
     shutil.rmtree(site / name, ignore_errors=True)
     shutil.copytree(site / source, site / name)
@@ -297,15 +333,14 @@ def test_the_page_becomes_the_new_export(visit, exported, site):
     replace_export(site, "replaced", "small")
     one = visit("replaced/", server="cached").ready()
     replace_export(site, "replaced", "small-zh")
-    one.page.evaluate("navigator.serviceWorker.ready.then((found) => found.update())")
-    one.page.wait_for_function("navigator.serviceWorker.ready.then((found) => !found.installing && !found.waiting)")
+    one.page.evaluate(UPDATED)
     one.page.reload()
     assert "small-zh" in one.ready().page.inner_text("#status") and one.page.inner_text("#error") == ""
     replace_export(site, "replaced", "small")
     for _ in range(2):  # the first visit may still show the old one, but never a mixture of both
         one.page.reload()
         assert one.ready().page.inner_text("#error") == ""
-        one.page.wait_for_function("navigator.serviceWorker.ready.then((found) => !found.installing && !found.waiting)")
+        one.page.evaluate(UPDATED)
 
 
 # The page --------------------------------------------------------------------------------------------------------

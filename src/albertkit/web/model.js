@@ -339,7 +339,7 @@ export class Model {
     const first = shares.findIndex((share) => share > MAX_UNKNOWN);
     if (first < 0) return;
     const count = shares.filter((share) => share > MAX_UNKNOWN).length;
-    const shown = JSON.stringify(texts[first].slice(0, 30));
+    const shown = JSON.stringify([...texts[first].slice(0, 60)].slice(0, 30).join(""));
     const which = texts.length === 1 ? `the text ${shown}` : `${count} of ${texts.length} texts, such as ${shown}`;
     this.warnings.add(
       `this model cannot read ${which}: ${Math.round(100 * shares[first])}% of the characters are not in its ` +
