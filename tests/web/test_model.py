@@ -272,7 +272,7 @@ def test_every_character_has_the_class_of_python(run):
 def test_words_are_those_of_python(run):
     """Contractions depend on the character, all else on its class, which is compared for every character."""
     known = [chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs")]
-    forms = ["①. Ada", "⑴,⑵", "❶.❷ x²,3", *("{0}. Ada\n({0}),{0}\n1,{0}:{0}".format(c) for c in known[::20])]
+    forms = ["①. Ada", "⑴,⑵", "❶.❷ x²,3", *(f"{c}. Ada\n({c}),{c}\n1,{c}:{c}" for c in known[::20])]
     texts = [*forms, *(f"it'{c} a'l{c}" for c in known)]
     code = """
         const { WordClasses, splitWords } = await import(at("web/tagging.js"));
