@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 import warnings
 from dataclasses import replace
 
@@ -341,6 +343,20 @@ def test_the_page_becomes_the_new_export(visit, exported, site):
         one.page.reload()
         assert one.ready().page.inner_text("#error") == ""
         one.page.evaluate(UPDATED)
+
+
+def test_a_page_of_ones_own_is_fresh_and_works_offline(visit, exported, site):
+    replace_export(site, "own", exported("small"))
+    one = visit("own/").ready()
+    mine = site / "own" / "mine.html"
+    for text in ("first", "second"):
+        mine.write_text(f"<!doctype html><link rel=icon href=data:,><title>{text}</title>")
+        os.utime(mine, (0, time.time() + 10 * (text == "second")))  # hosts compare seconds
+        one.page.goto(f"{one.url}mine.html")
+        assert one.page.title() == text
+    one.context.set_offline(True)
+    one.page.reload()
+    assert one.page.title() == "second" and one.run("return (await albert.embed('a', { depth: 3 })).length") == 1
 
 
 # The page --------------------------------------------------------------------------------------------------------

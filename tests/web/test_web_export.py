@@ -125,6 +125,7 @@ def test_the_folder_is_a_package(tmp_path, onnxruntime_web):
     assert {name.removeprefix("./") for name in named} <= there
     worker = (tmp_path / "out" / "service-worker.js").read_text()
     assert re.search(r'const VERSION = "[0-9a-f]{16}";', worker)
+    assert "FILES_OF_THIS_EXPORT" not in worker and '"model/weights.bin"' in worker and '"index.html"' not in worker
     kept = re.search(r"const PAGE = (\[.*?\]);", worker, re.S)
     assert kept and set(json.loads(kept[1])) - {"./"} <= there
     for path in (tmp_path / "out").glob("*.js"):

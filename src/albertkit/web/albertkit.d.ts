@@ -102,6 +102,10 @@ export interface About {
   readonly depth: number;
   readonly depths: readonly number[];
   readonly max_tokens: number;
+  /** Prefixes of texts by name. */
+  readonly prompts: Readonly<Record<string, string>>;
+  /** Whether `classify` needs pairs of texts. */
+  readonly pairs: boolean;
   readonly threads: number;
   readonly language: string | null;
   readonly licence: string | null;
