@@ -366,7 +366,7 @@ def package_json(name: str, stored: StoredModel) -> dict[str, Any]:
 
 
 def write_service_worker(folder: Path) -> None:
-    """Write the files that do not change and their version into the service worker, so that a new export replaces them."""
+    """Write the files of this export and their version into the service worker, so that a new export replaces them."""
     path = folder / "service-worker.js"
     kept = [file for file in list_files(folder) if file != path and is_served(file)]
     names = [file.relative_to(folder).as_posix() for file in kept if file.name not in DEMO_FILES]
