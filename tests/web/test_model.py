@@ -21,7 +21,7 @@ from albertkit.runtime import embed
 from albertkit.tasks.examples import split_words, word_class
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import ROOT
-from tests.web.node import HERE, run_node
+from tests.web.node import HERE, find_node, run_node
 
 LABELS = ["O", "B-X", "I-X"]
 PAGE = ROOT / "src" / "albertkit" / "serve" / "page"
@@ -65,6 +65,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory, tokenizer) -> Path:
     """A folder with the scripts of the browser and of the server's page, and a tokenizer."""
+    find_node()
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(WEB, folder / "web")
     shutil.copytree(PAGE, folder / "page")
