@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("ALBERTKIT_CHECKPOINTS", ROOT / ".cache" / "checkpoints"))
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
 SPIECE = ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which tests were skipped, one line for each reason."""
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(found[2].removeprefix("Skipped: ") for found in skipped if isinstance(found, tuple))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from albertkit.errors import AlbertkitError
 from albertkit.interop.web_export import export_web, runtime_files
+from albertkit.interop.web_tokenizer import tokenizer_data
+from albertkit.tokenizer import Tokenizer
 
+CACHED = {"Cache-Control": "max-age=600"}
 ISOLATION = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 OPEN = """
@@ -50,6 +54,21 @@ class StaticFiles(SimpleHTTPRequestHandler):
 
     def log_message(self, *values: Any) -> None:
         pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizer_data_once() -> Iterator[None]:
+    """Most exports have one of two tokenizers, whose data takes a second or two."""
+    made: dict[str, dict[str, Any]] = {}
+
+    def once(tokenizer: Tokenizer) -> dict[str, Any]:
+        key = repr(tokenizer.vocabulary)
+        if key not in made:
+            made[key] = tokenizer_data(tokenizer)
+        return made[key]
+
+    with patch("albertkit.interop.web_export.tokenizer_data", once):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +111,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def servers(site) -> Iterator[dict[str, StaticServer]]:
-    made = {"plain": StaticServer(site, {}), "isolated": StaticServer(site, ISOLATION)}
+    made = {
+        "plain": StaticServer(site, {}),
+        "isolated": StaticServer(site, ISOLATION),
+        "cached": StaticServer(site, CACHED),
+    }
     for server in made.values():
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield made

@@ -14,20 +14,35 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.interop.web_export import CLONE_FOLDER, WEB, runtime_files
+
+
+def is_there() -> bool:
+    """Whether the files were fetched before."""
+    try:
+        return bool(runtime_files(CLONE_FOLDER))
+    except AlbertkitError:
+        return False
 
 
 def main() -> int:
     pinned = read_json(WEB / "onnxruntime-web.json")
     package = f"onnxruntime-web@{pinned['version']}"
+    if is_there():
+        print(f"{package} is there: {CLONE_FOLDER}")
+        return 0
     if shutil.which("npm") is None:
         print("npm is not installed; install Node.js 20 or newer")
         return 1
     CLONE_FOLDER.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CLONE_FOLDER.parent) as folder:
         work = Path(folder)
-        subprocess.run(["npm", "pack", "--silent", package], check=True, cwd=work, stdout=subprocess.DEVNULL)
+        command = ["npm", "pack", "--silent", "--fetch-retries=1", package]
+        if subprocess.run(command, cwd=work, stdout=subprocess.DEVNULL).returncode:
+            print(f"npm cannot fetch {package}; check the connection")
+            return 1
         (archive,) = work.glob("*.tgz")
         found = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
         if found != pinned["integrity"]:

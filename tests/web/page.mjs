@@ -34,14 +34,16 @@ globalThis.indexedDB = {
   open() {
     const stores = {};
     const createObjectStore = (name, options) => (stores[name] = { key: options?.keyPath, records: new Map() });
-    const transaction = (name) => {
+    const objectStore = (name) => {
       const { key, records } = stores[name];
-      const store = {
+      return {
         get: (id) => ({ result: records.get(id) }),
         getAll: () => ({ result: [...records.values()] }),
         put: (value, id) => ({ result: records.set(key ? value[key] : id, value) }),
       };
-      const made = { objectStore: () => store };
+    };
+    const transaction = () => {
+      const made = { objectStore };
       setTimeout(() => made.oncomplete());
       return made;
     };

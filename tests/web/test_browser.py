@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import albertkit
 from albertkit.albert import Albert
+from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.explain.layer_predictions import DepthTrace
 from albertkit.runtime.early_exit import last_exit_depth
 from albertkit.tasks.examples import TextExample
+from tests.conftest import tiny
+from tests.test_albert import make
 from tests.train import test_finetune as lessons
 from tests.web.test_tokenizer import repository_texts
 
@@ -158,6 +164,31 @@ def test_classify_and_tag_equal_pythons(visit, exported, tuned):
     assert 'this model was made for "tag"' in one.error("await albert.classify('a')")
 
 
+@pytest.mark.parametrize(
+    ("labels", "details"),
+    [
+        ("abc", {"kind": "multi", "threshold": 0.4}),
+        ("x", {"kind": "regression", "mean": 3.0, "std": 1.5, "pairs": True}),
+    ],
+)
+def test_several_labels_and_numbers_equal_pythons(labels, details, visit, exported, tmp_path):
+    made = make(tiny(vocab_size=30000), ("classify",), labels=len(labels))
+    metadata = ArtifactMetadata(task="classify", labels=tuple(labels), details=details)
+    write_artifact(replace(made, metadata=metadata), tmp_path / "m")
+    one, albert = visit(f"{exported(details['kind'], tmp_path / 'm')}/package.json"), Albert(tmp_path / "m", bits=8)
+    texts, pairs = ["a cat", "where is my parcel?"], ["a kitten", "it rains"] if "pairs" in details else None
+    found = one.run("return albert.classify(a[0], a[1] ? { pairs: a[1] } : {})", texts, pairs)
+    wanted = albert.classify(texts, pairs)
+    near = list if details["kind"] == "multi" else (lambda label: pytest.approx(label, abs=0.05))
+    assert [one["label"] for one in found] == [near(one.label) for one in wanted]
+    probabilities = [one.probabilities and pytest.approx(one.probabilities, abs=0.02) for one in wanted]
+    assert [one["probabilities"] for one in found] == probabilities
+    explained = one.run("return albert.explain(a[0], a[1] ? { pair: a[1][0] } : {})", texts[0], pairs)
+    assert explained["kind"] == "classify" and explained["depths"][-1]["prediction"]["label"] == near(wanted[0].label)
+    if pairs:
+        assert "pairs is missing. Pass the second texts." in one.error("await albert.classify('a cat')")
+
+
 def test_fill_equals_pythons(visit, exported):
     one, albert = visit(f"{exported('small-pretrained')}/package.json"), Albert("small-pretrained", threads=1)
     text = "Paris is the [MASK] of France, and Rome of [MASK]."
@@ -188,6 +219,40 @@ def test_an_index_of_1000_notes_is_kept(visit, exported):
     gone = f"{code} await index.remove([a[0]]); const size = index.size; await index.clear(); return [size, index.size]"
     assert one.run(gone, notes[0]) == [999, 0]
     assert "item 0 has no text" in one.error(f"{code} await index.add([{{ id: 1 }}])")
+
+
+def test_an_index_that_is_open_twice_is_one_index(visit, exported):
+    one = visit(f"{exported('small')}/package.json")
+    code = """
+        const [here, there] = [await albert.openIndex("two", { depth: 3 }), await albert.openIndex("two", { depth: 3 })];
+        await here.add(["a cat", "a bus"]);
+        const found = [(await there.search("a kitten"))[0].text];
+        await there.clear();
+        return [...found, await here.add(["a cat"]), (await there.search("a kitten")).length];"""
+    assert one.run(code) == ["a cat", 1, 1]
+    gone = """
+        const index = await albert.openIndex("two", { depth: 3 });
+        await SearchIndex.delete("two");
+        await index.add(["a dog"]);"""
+    assert "is closed, or was deleted. Open it again" in one.error(gone)
+    assert one.run("return (await albert.openIndex('two', { depth: 6 })).size") == 0
+
+
+def test_a_browser_that_stores_nothing_is_an_error_that_loses_nothing(visit, exported):
+    """An aborted transaction is what a full disk leads to."""
+    one = visit(f"{exported('small')}/package.json")
+    code = "const index = await albert.openIndex('full', { depth: 3 });"
+    assert one.run(f"{code} return index.add(['a cat'])") == 1
+    aborted = """
+        const { put } = IDBObjectStore.prototype;
+        IDBObjectStore.prototype.put = function (...values) {
+          const made = put.apply(this, values);
+          made.onsuccess = () => this.transaction.abort();
+          return made;
+        };
+        try { await index.add(["a dog"]); } finally { IDBObjectStore.prototype.put = put; }"""
+    assert "the browser cannot store the index" in one.error(f"{code} {aborted}")
+    assert one.run(f"{code} return (await index.search('a kitten')).map((hit) => hit.text)") == ["a cat"]
 
 
 # Bad input -------------------------------------------------------------------------------------------------------
@@ -241,6 +306,57 @@ def test_the_page_says_what_is_wrong_with_the_files(name, change, message, visit
     assert one.page.get_attribute("html", "data-state") == "failed"
     assert message in one.page.inner_text("#error")
     one.problems.clear()
+
+
+UPDATED = """async () => {
+  const found = await navigator.serviceWorker.ready;
+  await found.update();
+  while (found.installing || found.waiting) await new Promise((resolve) => setTimeout(resolve, 20));
+}"""
+
+
+def replace_export(site, name: str, source: str) -> None:
+    shutil.rmtree(site / name, ignore_errors=True)
+    shutil.copytree(site / source, site / name)
+
+
+def test_a_new_export_is_loaded_although_the_browser_has_cached_the_old_one(visit, exported, site):
+    exported("small"), exported("small-zh")
+    replace_export(site, "cached", "small")
+    one = visit("cached/package.json", server="cached")
+    assert one.run("return albert.about.name") == "small"
+    replace_export(site, "cached", "small-zh")
+    assert one.run("return (await Albert.load('./model')).about.name") == "small-zh"
+
+
+def test_the_page_becomes_the_new_export(visit, exported, site):
+    """Although the service worker and the browser have cached the old one."""
+    exported("small"), exported("small-zh")
+    replace_export(site, "replaced", "small")
+    one = visit("replaced/", server="cached").ready()
+    replace_export(site, "replaced", "small-zh")
+    one.page.evaluate(UPDATED)
+    one.page.reload()
+    assert "small-zh" in one.ready().page.inner_text("#status") and one.page.inner_text("#error") == ""
+    replace_export(site, "replaced", "small")
+    for _ in range(2):  # the first visit may still show the old one, but never a mixture of both
+        one.page.reload()
+        assert one.ready().page.inner_text("#error") == ""
+        one.page.evaluate(UPDATED)
+
+
+def test_a_page_of_ones_own_is_fresh_and_works_offline(visit, exported, site):
+    replace_export(site, "own", exported("small"))
+    one = visit("own/").ready()
+    mine = site / "own" / "mine.html"
+    for text in ("first", "second"):
+        mine.write_text(f"<!doctype html><link rel=icon href=data:,><title>{text}</title>")
+        os.utime(mine, (0, time.time() + 10 * (text == "second")))  # hosts compare seconds
+        one.page.goto(f"{one.url}mine.html")
+        assert one.page.title() == text
+    one.context.set_offline(True)
+    one.page.reload()
+    assert one.page.title() == "second" and one.run("return (await albert.embed('a', { depth: 3 })).length") == 1
 
 
 # The page --------------------------------------------------------------------------------------------------------

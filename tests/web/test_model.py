@@ -21,7 +21,7 @@ from albertkit.runtime import embed
 from albertkit.tasks.examples import split_words, word_class
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import ROOT
-from tests.web.node import HERE, run_node
+from tests.web.node import HERE, find_node, run_node
 
 LABELS = ["O", "B-X", "I-X"]
 PAGE = ROOT / "src" / "albertkit" / "serve" / "page"
@@ -65,6 +65,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory, tokenizer) -> Path:
     """A folder with the scripts of the browser and of the server's page, and a tokenizer."""
+    find_node()
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(WEB, folder / "web")
     shutil.copytree(PAGE, folder / "page")
@@ -172,6 +173,30 @@ def test_of_items_with_one_id_the_last_is_kept(run):
     assert run(code) == [[2, 1], 2, ["1 a much longer text", "2 b"]]
 
 
+def test_options_of_an_index_are_checked(run):
+    cases = {
+        'albert.openIndex("x", { depth: 4 })': "depth=4 is not available",
+        'albert.openIndex("x", { dim: 9 })': "this model has 1 to 4 dimensions",
+        'albert.openIndex("x", { detph: 3 })': 'unknown option "detph"; choose one of depth, dim',
+        'albert.openIndex("x").then((i) => i.add([null]))': "item 0 has no text",
+        'albert.openIndex("x").then((i) => i.add([{ id: NaN, text: "a" }]))': "an id must be a text or a number",
+        'albert.openIndex("x").then((i) => i.search("a", { k: -1 }))': "k=-1 is out of range. Pass 1 or more.",
+        'albert.search("a", ["b"], { k: 0 })': "k=0 is out of range. Pass 1 or more.",
+    }
+    for message, wanted in zip(errors(run, list(cases)), cases.values(), strict=True):
+        assert message.startswith("AlbertError") and wanted in message
+    code = 'const index = await (await load()).openIndex("x"); return [await index.add("one text"), index.size];'
+    assert run(code) == [1, 1]
+
+
+def test_options_of_a_model_are_checked(run):
+    calls = ('at("model"), { thraeds: 2 }', 'at("model"), { threads: 0 }', '"http://[bad"')
+    code = f'const {{ Albert }} = await import(at("web/albertkit.js")); return [{", ".join(f"await failure(Albert.load({c}))" for c in calls)}];'  # fmt: skip
+    unknown, threads, folder = run(code)
+    assert 'unknown option "thraeds"' in unknown and "threads=0 is out of range" in threads
+    assert folder == 'AlbertError: the folder "http://[bad" is not an address. Pass one such as "./model".'
+
+
 # Warnings --------------------------------------------------------------------------------------------------------
 
 
@@ -245,10 +270,11 @@ def test_every_character_has_the_class_of_python(run):
     assert [hex(c) for c, (a, b) in enumerate(zip(found, ours, strict=True)) if a != b] == []
 
 
-def test_words_are_those_of_python_for_every_character(run):
-    known = (chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs"))
-    forms = ("{0}. Ada", "({0}),{0}", "it'{0} a'l{0}", "1,{0}:{0}")
-    texts = ["①. Ada", "⑴,⑵", "❶.❷ x²,3", *(form.format(c) for c in known for form in forms)]
+def test_words_are_those_of_python(run):
+    """Contractions depend on the character, all else on its class, which is compared for every character."""
+    known = [chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs")]
+    forms = ["①. Ada", "⑴,⑵", "❶.❷ x²,3", *(f"{c}. Ada\n({c}),{c}\n1,{c}:{c}" for c in known[::20])]
+    texts = [*forms, *(f"it'{c} a'l{c}" for c in known)]
     code = """
         const { WordClasses, splitWords } = await import(at("web/tagging.js"));
         const classes = new WordClasses(a[0]);

@@ -125,6 +125,7 @@ def test_the_folder_is_a_package(tmp_path, onnxruntime_web):
     assert {name.removeprefix("./") for name in named} <= there
     worker = (tmp_path / "out" / "service-worker.js").read_text()
     assert re.search(r'const VERSION = "[0-9a-f]{16}";', worker)
+    assert "FILES_OF_THIS_EXPORT" not in worker and '"model/weights.bin"' in worker and '"index.html"' not in worker
     kept = re.search(r"const PAGE = (\[.*?\]);", worker, re.S)
     assert kept and set(json.loads(kept[1])) - {"./"} <= there
     for path in (tmp_path / "out").glob("*.js"):
@@ -132,6 +133,8 @@ def test_the_folder_is_a_package(tmp_path, onnxruntime_web):
         assert "http://" not in text and "https://" not in text, path.name
         imported = re.findall(r'(?:from|import|new URL\()\s*\(?"\./([\w./-]+)"', text)
         assert {name for name in imported if "." in name} <= there, path.name
+        copied = re.findall(r'new URL\("\./([^"]*)", import\.meta\.url\)', text)
+        assert set(copied) <= there, path.name  # bundlers copy files, not folders
     with pytest.raises(AlbertkitError, match="exists and is not empty"):
         export_web("small", tmp_path / "out")
     export_web("small-zh", tmp_path / "out", overwrite=True)

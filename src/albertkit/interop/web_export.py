@@ -50,6 +50,7 @@ from albertkit.weights import TOKEN_HEADS
 FORMAT = 1
 WEB = Path(__file__).parents[1] / "web"
 PAGE_FILES = ("*.js", "*.d.ts", "*.html", "*.css")
+DEMO_FILES = ("index.html", "demo.js", "demo.css")  # which users may change
 PACKAGE_FILES = ("albertkit.d.ts", "package.json", "LICENSE.txt", WRITTEN_FILES)  # a page does not read them
 RUNTIME_FOLDER = "onnxruntime"
 RUNTIME_VARIABLE = "ALBERTKIT_ONNXRUNTIME_WEB"
@@ -365,11 +366,11 @@ def package_json(name: str, stored: StoredModel) -> dict[str, Any]:
 
 
 def write_service_worker(folder: Path) -> None:
-    """Write the files and their version into the service worker, so that a new export replaces the cached one."""
+    """Write the files of this export and their version into the service worker, so that a new export replaces them."""
     path = folder / "service-worker.js"
     kept = [file for file in list_files(folder) if file != path and is_served(file)]
+    names = [file.relative_to(folder).as_posix() for file in kept if file.name not in DEMO_FILES]
     hashes = "".join(f"{file.relative_to(folder).as_posix()} {digest(file)}\n" for file in kept)
-    text = path.read_text(encoding="utf-8")
-    path.write_text(
-        text.replace("VERSION_OF_THIS_EXPORT", hashlib.sha256(hashes.encode()).hexdigest()[:16]), encoding="utf-8"
-    )
+    version = hashlib.sha256(hashes.encode()).hexdigest()[:16]
+    text = path.read_text(encoding="utf-8").replace("VERSION_OF_THIS_EXPORT", version)
+    path.write_text(text.replace('["FILES_OF_THIS_EXPORT"]', json.dumps(names)), encoding="utf-8")

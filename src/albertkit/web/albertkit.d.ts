@@ -102,6 +102,10 @@ export interface About {
   readonly depth: number;
   readonly depths: readonly number[];
   readonly max_tokens: number;
+  /** Prefixes of texts by name. */
+  readonly prompts: Readonly<Record<string, string>>;
+  /** Whether `classify` needs pairs of texts. */
+  readonly pairs: boolean;
   readonly threads: number;
   readonly language: string | null;
   readonly licence: string | null;
@@ -118,7 +122,7 @@ export class Albert {
   /** The texts nearest to a query, the best first. */
   search(
     query: string,
-    texts: string[],
+    texts: string | string[],
     options?: EmbedOptions & { k?: number },
   ): Promise<{ place: number; text: string; score: number }[]>;
   /** The class of each text, for a model of `albertkit finetune classify`. */
@@ -140,15 +144,15 @@ export class Albert {
 export type IndexItem = string | { id: string | number; text: string };
 
 export class SearchIndex {
-  /** Delete an index and its texts. */
+  /** Delete an index and its texts. Where it is open, also in other tabs, it is closed. */
   static delete(name: string): Promise<void>;
   /** Texts in the index. */
   readonly size: number;
   /** Add or change texts; the number of texts that were computed. A text without an id is its own id. */
-  add(texts: IndexItem[], options?: { onProgress?: (progress: { done: number; total: number }) => void }): Promise<number>;
+  add(texts: IndexItem | IndexItem[], options?: { onProgress?: (progress: { done: number; total: number }) => void }): Promise<number>;
   /** The texts nearest to a query, the best first. */
   search(query: string, options?: { k?: number }): Promise<{ id: string | number; text: string; score: number }[]>;
-  remove(ids: (string | number)[]): Promise<void>;
+  remove(ids: string | number | (string | number)[]): Promise<void>;
   clear(): Promise<void>;
   close(): void;
 }

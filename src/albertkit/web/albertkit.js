@@ -8,7 +8,7 @@
  * In: a folder that `albertkit export MODEL --web OUT` wrote. Everything is computed in a Web Worker (`worker.js`), so the
  * page stays responsive; no text leaves the page. The types are in `albertkit.d.ts`.
  */
-import { AlbertError } from "./errors.js";
+import { AlbertError, checkCount, checkKeys } from "./errors.js";
 import { dot } from "./numbers.js";
 import { SearchIndex } from "./search-index.js";
 
@@ -21,8 +21,11 @@ export class Albert {
   #onWarning;
 
   /** Download and open a model. Default: the folder `model` beside this file. */
-  static async load(folder = new URL("./model/", import.meta.url), options = {}) {
-    const { onProgress, onWarning, threads, headers } = options;
+  static async load(folder, options = {}) {
+    const { onProgress, onWarning, threads, headers, ...others } = options;
+    checkKeys(others, ["onProgress", "onWarning", "threads", "headers"]);
+    if (threads !== undefined) checkCount("threads", threads);
+    const url = folderAddress(folder);
     const albert = new Albert();
     albert.#onWarning = onWarning ?? ((message) => console.warn(message));
     albert.#worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
@@ -32,7 +35,6 @@ export class Albert {
       const why = event.message ? ` (${event.message})` : "";
       albert.#stop(`worker.js does not run${why}. Copy the whole folder that albertkit export --web wrote.`);
     };
-    const url = new URL(`${String(folder).replace(/\/?$/, "/")}`, globalThis.document?.baseURI ?? import.meta.url);
     try {
       const about = await albert.#call("load", [url.href, { threads, headers }], onProgress);
       albert.about = Object.freeze(about);
@@ -58,6 +60,8 @@ export class Albert {
 
   /** The texts nearest to a query, the best first. For many texts, or to keep them, use `openIndex`. */
   async search(query, texts, { k = 10, ...options } = {}) {
+    checkCount("k", k);
+    texts = [texts].flat();
     const [scores] = await this.similarity([query], texts, options);
     const found = scores.map((score, place) => ({ place, text: texts[place], score }));
     return found.sort((a, b) => b.score - a.score).slice(0, k);
@@ -127,5 +131,15 @@ export class Albert {
     this.#worker = undefined;
     for (const { reject } of this.#calls.values()) reject(new AlbertError(message));
     this.#calls.clear();
+  }
+}
+
+/** The address of a folder that is relative to the page; by default that of `model`, which is beside this file. */
+function folderAddress(folder) {
+  const [path, base] = folder === undefined ? ["model", import.meta.url] : [String(folder), document.baseURI];
+  try {
+    return new URL(path.replace(/\/?$/, "/"), base);
+  } catch {
+    throw new AlbertError(`the folder ${JSON.stringify(path)} is not an address. Pass one such as "./model".`);
   }
 }

@@ -64,12 +64,17 @@ async function modelLanguage() {
 async function useServiceWorker() {
   const { serviceWorker } = navigator;
   const registering = serviceWorker?.register("./service-worker.js").catch(() => {}); // without it there is no offline use
+  if (serviceWorker?.controller) serviceWorker.oncontrollerchange = reloadUnlessReady; // the host has a new export
   if (!serviceWorker || serviceWorker.controller) return;
   const worker = (await registering)?.installing; // none if it is active: a reload without the cache goes past it
   if (!worker) return;
   await new Promise((resolve) => {
     worker.onstatechange = () => ["activated", "redundant"].includes(worker.state) && resolve();
   });
+}
+
+function reloadUnlessReady() {
+  if (document.documentElement.dataset.state !== "ready") location.reload();
 }
 
 function setLanguage(language) {

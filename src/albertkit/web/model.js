@@ -4,7 +4,7 @@
  *
  * The limits, windows and batches are those of the Python runtime (`runtime/embed.py`, `runtime/batching.py`).
  */
-import { AlbertError } from "./errors.js";
+import { AlbertError, checkCount, checkKeys } from "./errors.js";
 import { explain, tokensOf } from "./explain.js";
 import { classification, finite, likeliest, meanOf, unitLength, wordOf } from "./numbers.js";
 import { WordClasses, entities, labelTokens, splitWords, wordWindows } from "./tagging.js";
@@ -217,7 +217,7 @@ export class Model {
         "this model has no masked-language-model head, so it cannot fill masks. Export a pre-trained checkpoint, " +
           "such as small-pretrained.",
       );
-    if (!Number.isInteger(k) || k < 1) throw new AlbertError(`k=${k} is out of range. Pass 1 or more.`);
+    checkCount("k", k);
     if (typeof text !== "string" || !text.includes("[MASK]"))
       throw new AlbertError(`${JSON.stringify(String(text).slice(0, 40))} has no [MASK]. Write [MASK] where a word is missing.`);
     const { ids } = tokenizer.encode(this.checkLength(0, text), Infinity, { recognizeMask: true });
@@ -339,7 +339,7 @@ export class Model {
     const first = shares.findIndex((share) => share > MAX_UNKNOWN);
     if (first < 0) return;
     const count = shares.filter((share) => share > MAX_UNKNOWN).length;
-    const shown = JSON.stringify(texts[first].slice(0, 30));
+    const shown = JSON.stringify([...texts[first].slice(0, 60)].slice(0, 30).join(""));
     const which = texts.length === 1 ? `the text ${shown}` : `${count} of ${texts.length} texts, such as ${shown}`;
     this.warnings.add(
       `this model cannot read ${which}: ${Math.round(100 * shares[first])}% of the characters are not in its ` +
@@ -372,11 +372,6 @@ function listTexts(texts) {
       throw new AlbertError(`text ${at} is ${text === null ? "null" : typeof text}; every text must be a string. Remove or replace it.`);
   });
   return texts;
-}
-
-function checkKeys(options, known) {
-  for (const key of Object.keys(options))
-    if (!known.includes(key)) throw new AlbertError(`unknown option ${JSON.stringify(key)}; choose one of ${known.join(", ")}`);
 }
 
 /** Batches of rows of similar length, the longest first. */

@@ -1,10 +1,12 @@
 /**
  * Keeps the page, the model and onnxruntime-web in the browser, so that they work offline. It serves its own folder only.
- * `albertkit export --web` writes the version; another version replaces all files.
+ * `albertkit export --web` writes the version and the files that only another version replaces. The demo page and your
+ * own files are fetched from the host, and come from the cache where it cannot be reached.
  *
  * The headers isolate the page from other origins, as threads of WebAssembly require. They apply from the second visit.
  */
 const VERSION = "VERSION_OF_THIS_EXPORT";
+const FILES = new Set(["FILES_OF_THIS_EXPORT"].map((file) => new URL(file, self.registration.scope).href));
 const PREFIX = `albertkit ${self.registration.scope} `;
 const PAGE = ["./", "demo.js", "demo.css", "albertkit.js", "errors.js", "numbers.js", "search-index.js", "model/model.json"];
 const HEADERS = {
@@ -15,7 +17,7 @@ const HEADERS = {
 
 self.addEventListener("install", (event) => {
   self.skipWaiting();
-  event.waitUntil(Promise.all(PAGE.map((file) => fetchAndKeep(new Request(file, { cache: "no-cache" }), event))));
+  event.waitUntil(Promise.all(PAGE.map((file) => fetchAndKeep(new Request(file), event))));
 });
 
 self.addEventListener("activate", (event) => event.waitUntil(activate()));
@@ -32,13 +34,23 @@ self.addEventListener("fetch", (event) => {
 });
 
 async function answer(request, event) {
+  const address = request.url.replace(/[?#].*/, "");
   const cache = await caches.open(PREFIX + VERSION);
-  return (await cache.match(request, { ignoreSearch: true, ignoreVary: true })) ?? fetchAndKeep(request, event);
+  const kept = await cache.match(FILES.has(address) ? address : request, { ignoreVary: true });
+  if (kept && FILES.has(address) && request.cache !== "reload") return kept;
+  try {
+    return await fetchAndKeep(request, event);
+  } catch (error) {
+    if (kept) return kept; // offline
+    throw error;
+  }
 }
 
 async function fetchAndKeep(request, event) {
-  const response = await fetch(request);
-  if (response.status !== 200 || response.type !== "basic" || response.redirected) return response;
+  // The browser's own cache may have files of an earlier export, so the host is asked about each.
+  const response = await fetch(request, request.mode === "navigate" || request.cache === "reload" ? {} : { cache: "no-cache" });
+  const isPrivate = /no-store/.test(response.headers.get("Cache-Control"));
+  if (response.status !== 200 || response.type !== "basic" || response.redirected || isPrivate) return response;
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
   const kept = new Response(response.body, { headers });
