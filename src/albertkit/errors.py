@@ -28,6 +28,12 @@ class AlbertkitError(ValueError):
     rejected
     """
 
+    def __init__(self, message: str = "", *details: str) -> None:
+        """message: one or two sentences. details: further lines, such as the problems of a file."""
+        super().__init__("\n  ".join((message, *details)))
+        self.lines = (message, *(f"  {line}" for line in details))
+        """The lines, each of which may quote a text with line breaks."""
+
 
 class NonFiniteError(AlbertkitError):
     """A model computed NaN or infinity."""

@@ -24,7 +24,7 @@ from albertkit.runtime.packed_texts import OutputRequest, PackedTexts
 from albertkit.runtime.prompts import prompt_text
 from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
 from albertkit.runtime.shared_map import SPACES, SharedMap, shared_map
-from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
+from albertkit.unreadable_text import NOTHING, collect_unreadable, find_unreadable, report_unreadable
 from albertkit.vector_dtype import check_dtype, convert_vectors
 
 if TYPE_CHECKING:
@@ -170,13 +170,13 @@ def embed_texts(
 
     rule: for early exit. on_exit: called with the depth at which each text exited.
     """
-    start, has_warned = 0, False
+    start, reported = 0, NOTHING
     sizes = () if model.packed_outputs is None else (DEVICE_CHUNK_TEXTS, DEVICE_CHUNK_TEXTS)
     for chunk in text_chunks(texts, *sizes):
         with collect_unreadable() as found:
             windows = split_texts(model, chunk, options, start)
-        report_unreadable(found[0], is_repeated=has_warned)
-        has_warned |= found[0].count > 0
+        report_unreadable(found[0], reported)
+        reported += found[0]
         if rule is None:
             yield from embed_windows(model, windows, options)
         else:
@@ -281,12 +281,12 @@ def token_vectors_iter(
     model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, layer: int | None = None
 ) -> Iterator[TokenVectors]:
     """`token_vectors` in bounded memory for any number of texts."""
-    has_warned, rest = False, iter([texts] if isinstance(texts, str) else texts)
+    reported, rest = NOTHING, iter([texts] if isinstance(texts, str) else texts)
     while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
         with collect_unreadable() as found:
             results = token_vectors(model, group, depth, layer)
-        report_unreadable(found[0], is_repeated=has_warned)
-        has_warned |= found[0].count > 0
+        report_unreadable(found[0], reported)
+        reported += found[0]
         yield from results
 
 

@@ -9,7 +9,7 @@ discarded. The same small graph reads the source, with an empty cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -22,7 +22,9 @@ from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, as_float
+from albertkit.runtime.predict import report_untrained_depth
 from albertkit.runtime.runtime_model import Depth, RuntimeModel
+from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
 from albertkit.unreadable_text import find_unreadable, report_unreadable
@@ -304,8 +306,13 @@ def generate(
     settings, generator, task = settings or GenerateSettings(), model.generator, model.task
     layers = model.layers_to_apply(depth)
     short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]
-    sources = task.sources(short, model.tokenizer, model.max_task_tokens)
-    report_unreadable(find_unreadable(model.tokenizer, short, sources))
+    length = model.max_task_tokens
+    sources = task.sources(short, model.tokenizer, length)
+    found = find_unreadable(model.tokenizer, short, sources)
+    examples = [RewriteExample(text) for text in short]
+    cut, room = len(task.truncated(examples, (), model.tokenizer, length)), task.text_room(length)
+    report_unreadable(replace(found, truncated=cut, limit=room, longest=model.max_tokens - length + room))
+    report_untrained_depth(model, depth)
     most = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)
     if most > model.max_tokens - longest:
@@ -313,11 +320,11 @@ def generate(
             f"max_tokens={most} is too large: after a source of {longest} tokens, this model has "
             f"{model.max_tokens - longest} positions left. Pass fewer."
         )
-    found: dict[int, GeneratedText] = {}
+    results: dict[int, GeneratedText] = {}
     token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)
     for places in group_by_length([len(source) + most for source in sources], token_budget):
         batch = pad_batch(sources, None, places)
         made = decode(generator, batch, most, layers, settings)
         for place, text in zip(batch.order.tolist(), made, strict=True):
-            found[place] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
-    return [found[place] for place in range(len(sources))]
+            results[place] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
+    return [results[place] for place in range(len(sources))]

@@ -7,7 +7,7 @@ In: a `RuntimeModel` with that head, and a text with `[MASK]`. Out: `MaskPredict
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +70,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
             f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {model.max_tokens}. Shorten it"
         )
     bare = text.replace("[MASK]", " ")
-    report_unreadable(find_unreadable(model.tokenizer, [bare], [encoding.ids]))
+    report_unreadable(replace(find_unreadable(model.tokenizer, [bare], [encoding.ids]), blank=0))
     return encoding, places
 
 

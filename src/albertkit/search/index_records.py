@@ -29,6 +29,7 @@ from albertkit.text_reader import (
     read_records,
     replace_surrogates,
 )
+from albertkit.unreadable_text import is_blank
 
 SPLITS = ("lines", "paragraphs", "file")
 FOLDER_SUFFIXES = (*PLAIN_TEXT, *FORMATS)
@@ -123,7 +124,7 @@ def check_queries(queries: Sequence[str]) -> None:
     if isinstance(queries, str):
         raise AlbertkitError(f"queries is the single text {queries!r:.60}. Use search, or pass a list of texts.")
     for number, query in enumerate(queries, 1):
-        if not query.strip():
+        if is_blank(query):
             which = "the query" if len(queries) == 1 else f"query {number} of {len(queries):,}"
             raise AlbertkitError(f"{which} is blank: {query!r:.80}. Pass a text with words.")
 

@@ -19,8 +19,11 @@ from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
 from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
 from albertkit.tasks.readers import LabelledData, ReadOptions, check_rows, read_examples
 from albertkit.tasks.readers.labelled_files import Problems, count_noun, list_names
-from albertkit.tasks.task import Task
+from albertkit.tasks.task import Feature, Task
+from albertkit.tokenizer import Tokenizer
+from albertkit.unreadable_text import UnreadableTexts, report_unreadable
 
+TRAIN, HELD_OUT = "the training examples", "the held-out examples"  # names of examples without a file
 LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
 
 
@@ -97,7 +100,7 @@ def _kind_problem(label: Any, first: Any) -> str | None:
     return f"the label is {label!r:.40}, but the first example has {first!r:.40}; {rule}"
 
 
-# Comparison of the labels of two splits ------------------------------------------------------------------------------
+# Comparison of the labels of two splits, and long texts --------------------------------------------------------------
 
 
 def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ...]:
@@ -131,6 +134,28 @@ def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "count
     kinds = {kind for kind, _ in known}
     labels = [(example, pair) for example in examples for pair in label_names(example) if pair[0] in kinds]
     return tuple(_unknown_labels(labels, known, "the model", effect))
+
+
+def report_truncated(
+    task: Task,
+    parts: Mapping[str, tuple[Sequence[Any], Sequence[Feature]]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    longest: int,
+) -> None:
+    """Warn once for each file with texts of which training uses only a part.
+
+    parts: examples and their features, by a name for examples that have no file. longest: tokens of the model.
+    """
+    total, cut = Counter[str](), Counter[str]()
+    for name, (examples, features) in parts.items():
+        files = [str(getattr(example, "where", "")).rpartition(":")[0] or name for example in examples]
+        total.update(files)
+        cut.update(files[place] for place in task.truncated(examples, features, tokenizer, max_length))
+    limit = task.text_room(max_length)
+    for file, count in cut.items():
+        longer = longest - max_length + limit
+        report_unreadable(UnreadableTexts(0, total[file], truncated=count, limit=limit, longest=longer, where=file))
 
 
 def _unknown_labels(

@@ -53,6 +53,7 @@ class MatchTask(Task):
     usage = "index (in Python: similarity)"
     example_types = (TextExample,)
     setting_names = ("loss",)
+    truncates = True
     gives_vectors = True
     has_correct_results = False
 

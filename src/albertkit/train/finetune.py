@@ -35,7 +35,7 @@ from albertkit.tasks.dataset import check_known_labels, read_parts, split_exampl
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
-from albertkit.train.finetune_report import FinetuneResult
+from albertkit.train.finetune_report import FinetuneResult, warn_of_few
 from albertkit.train.finetune_runs import FAILURES, FinetuneJob, run_seeds
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.presets import FEW_EXAMPLES
@@ -99,6 +99,7 @@ def finetune(
         task_options["separator"] = reading.separator
     with lock_run(Path(output)):
         done = finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, head, **task_options)
+    warn_of_few(done.dev_examples)
     failed = next((run for run in done.runs if run.get("failed")), None)
     if failed and log is _no_log:
         warnings.warn(

@@ -66,6 +66,8 @@ def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
 
 
 def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
+    from albertkit.train.checkpoint import raise_stopped
+
     settings, output = job.settings, job.output
     task_name = getattr(job.task, "name", "")
     check_output(output, task_name, settings, log)
@@ -86,7 +88,7 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
         if number == 0 and dev_before not in (None, summary["dev"]):
             log("note: the best epoch was selected on other held-out examples; metrics are of the new ones")
         if result.model is None:
-            raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
+            raise_stopped(result.stopped_by)
         runs.append({**summary, "metrics": result.metrics})
         if best is None or start.score > best[0]:
             best = start.score, read_artifact(result.model), task
@@ -102,7 +104,7 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     write_settings(output, task_name, settings)
     evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
     write_report(output, evaluated, artifact, runs)
-    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
+    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs, len(job.dev))
 
 
 def _dev_hash_before(output: Path) -> str | None:
@@ -170,6 +172,8 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Star
     task.settings = loop_settings(settings, steps, rate, seed, _evaluations(job.settings, schedule.epochs))
     task.model.encoder.checkpointing = settings.gradient_checkpointing
     task.model.encoder.layer_decay = settings.layer_decay
+    if seed == settings.seed and rate_factor == 1:  # the first start
+        task.report_truncated()
     job.begin()
     folder = job.output / "runs" / f"seed-{seed}"
     done = max(saved_steps(folder), default=0)

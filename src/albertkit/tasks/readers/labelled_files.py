@@ -97,9 +97,7 @@ class Problems:
         if self.count and not (self.skip_bad and kept):
             more = f", the first {MAX_SHOWN} here" if self.count > MAX_SHOWN else ""
             what = "and no good row" if self.skip_bad else "that must be corrected, or skipped (--skip-bad)"
-            raise AlbertkitError(
-                f"{self.name} has {count_noun(self.count, 'problem')} {what}{more}:\n  " + "\n  ".join(self.shown)
-            )
+            raise AlbertkitError(f"{self.name} has {count_noun(self.count, 'problem')} {what}{more}:", *self.shown)
         if not kept:
             raise AlbertkitError(f"{self.name} contains no example. Pass a file with at least one row.")
         if self.count:
