@@ -9,14 +9,14 @@ vector is the mean of theirs, weighted by tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys
+from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys, check_type
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
@@ -137,6 +137,7 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
         raise AlbertkitError(f"dim={dim!r} is not available. Pass a whole number from 1 to {model.dim}.")
     if model.config.options.static and pooling != "mean":
         raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling.")
+    check_type("normalize", normalize, (bool, type(None)), "True or False")
     normalize = model.metadata.normalize if normalize is None else normalize
     dtype = keywords.get("dtype") or "float32"
     check_dtype(dtype, normalize)
@@ -300,11 +301,10 @@ def text_chunks(
 
     Chunks have `first` texts, then twice as many each time, up to `largest`.
     """
-    if isinstance(texts, str):
-        texts = [texts]
+    texts = [texts] if isinstance(texts, str) else texts
     if isinstance(texts, bytes):
         raise AlbertkitError("texts is bytes, not str. Decode it first, for example with .decode('utf-8').")
-    if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping | set) or getattr(texts, "ndim", 1) != 1:
         raise AlbertkitError(
             f"texts is a {type(texts).__name__}. Pass a text, or several in a list, a generator or a column."
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError, check_finite
+from albertkit.errors import AlbertkitError, check_fields, check_finite
 from albertkit.onnx_model import TensorProto
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
@@ -54,6 +54,7 @@ class GenerateSettings:
     """Maximum number of tokens to generate; the default is that of training."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.beams <= MAX_BEAMS:
             raise AlbertkitError(f"beams={self.beams} is out of range. Pass 1 to {MAX_BEAMS}.")
         if (self.max_tokens is not None and self.max_tokens < 1) or self.no_repeat < 0:

@@ -13,7 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_type, nearest
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
 from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
@@ -58,9 +58,11 @@ def _kind_of_part(train: Sequence[Any], options: ReadOptions) -> str:
 
 def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: bool = False) -> LabelledData:
     """The examples of a list, validated like those of files; all must have one type and one kind of label."""
+    types = TASKS[task].example_types
+    check_type(name, examples, (Sequence,), f"a file, or a list of {types[0].__name__} examples")
     if not examples:
         raise AlbertkitError(f"{name} contains no examples. Pass some examples or a file.")
-    types, first = TASKS[task].example_types, examples[0]
+    first = examples[0]
     expected = next((kind for kind in types if isinstance(first, kind)), types[0])
     has_labels = not TASKS[task].gives_vectors or getattr(first, "label", None) is not None
 

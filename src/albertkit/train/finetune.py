@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact
-from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.errors import AlbertkitError, check_path, check_string, check_type, nearest, need
 from albertkit.interop.convert import open_model
 from albertkit.runtime.early_exit import EarlyExit, last_exit_depth
 from albertkit.runtime.predict import predict
@@ -82,6 +82,9 @@ def finetune(
     >>> Albert(result.model).classify("The best coffee machine I ever had!").label
     'praise'
     """
+    check_path("output", output)
+    check_type("settings", settings, (FinetuneSettings, type(None)), "FinetuneSettings, or each option by its name")
+    check_type("log", log, (Callable,), "a function such as print")  # type: ignore[arg-type]
     learning, reading, task_options = _split_options(task, options)
     settings = dataclasses.replace(settings or FinetuneSettings(), **learning)
     need(*(("sklearn", "frozen") if settings.is_frozen else ("torch", "train")), "fine-tuning")
@@ -110,6 +113,7 @@ def finetune(
 
 def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
     """Fields of `FinetuneSettings`, `ReadOptions`, and options of the task."""
+    check_string("task", task)
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}. Choose one of {', '.join(TASKS)}.")
     learning, reading = ({field.name for field in dataclasses.fields(c)} for c in (FinetuneSettings, ReadOptions))
@@ -218,6 +222,7 @@ def evaluate(
     >>> from albertkit import evaluate
     >>> evaluate("sentiment", "test.tsv").metrics["accuracy"]  # doctest: +SKIP
     """
+    check_type("options", options, (ReadOptions, type(None)), "ReadOptions")
     albert = model if isinstance(model, Albert) else Albert(model)
     task, options = albert.metadata.task, options or ReadOptions()
     if task not in TASKS:

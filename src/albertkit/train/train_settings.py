@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_fields
 from albertkit.options import setting
 
 LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
@@ -59,6 +59,7 @@ class TrainSettings:
     tensorboard: bool = setting(True, "Write metrics for TensorBoard, if tensorboardX is installed.")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         budgets = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
         if len(budgets) != 1:
             given = " and ".join(budgets) or "none"
@@ -117,6 +118,7 @@ class PretrainSettings:
     alarm: bool = setting(True, "Rewind a run whose loss jumps, and stop one that has collapsed.")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_numbers(self, "0 or above, and below 1", "short_ratio", "single_ratio")
         check_numbers(self, "0 or above", "sop_weight", "consistency_weight")
         check_choice("consistency_similarity", self.consistency_similarity, SIMILARITIES)
@@ -195,6 +197,7 @@ class FinetuneSettings:
     shortest_input: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_numbers(self, "above 0", "epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots")
         check_numbers(self, "0 or above", "restarts")
         check_numbers(self, "0 or above, and below 1", "dropout")

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_fields
 from albertkit.options import setting
 from albertkit.text_reader import (
     BOM,
@@ -61,6 +61,7 @@ class ReadOptions:
     skip_bad: bool = setting(False, "Skip and count bad rows instead of stopping.", advanced=True)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, allowed in (("header", HEADERS), ("format", FORMATS), ("kind", KINDS)):
             check_choice(name, getattr(self, name), allowed)
         if self.separator == "":
