@@ -7,11 +7,12 @@ examples. Imports `readers/`. `train/` and the commands that read labelled data 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from albertkit.errors import AlbertkitError, check_type, nearest
 from albertkit.tasks import TASKS
@@ -106,7 +107,7 @@ def _kind_problem(label: Any, first: Any) -> str | None:
 
 
 def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ...]:
-    """Notes on labels in `dev` that are not in training, and on examples that are in both.
+    """Notes on labels in `dev` that are not in training, on labels that may be mistakes, and on examples in both.
 
     Errors: one split has numbers and the other classes; training contains none of the labels in `dev`.
     """
@@ -117,12 +118,41 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ..
             raise AlbertkitError(f"{example.where or 'a held-out example'}: {problem}")
     labels = [(example, label) for example in dev for label in label_names(example)]
     notes = _unknown_labels(labels, known, "training") if known else []
+    notes += [*_similar_labels(known), *_several_labels(train)]
+    return (*notes, *check_overlap(train, dev))
+
+
+def check_overlap(train: Sequence[Any], dev: Sequence[Any]) -> tuple[str, ...]:
+    """A note if held-out examples are also in the training data, so that their scores are too high."""
     seen = {key for example in train if (key := _identity(example)) is not None}
     twice = [example for example in dev if _identity(example) in seen]
-    if twice:
-        where = f", the first {twice[0].where}" if twice[0].where else ""
-        notes.append(f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} in the training data too{where}")
-    return tuple(notes)
+    where = f", the first {twice[0].where}" if twice and twice[0].where else ""
+    found = f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} in the training data too{where}"
+    return (found,) if twice else ()
+
+
+def _similar_labels(known: Iterable[LabelName]) -> list[str]:
+    """A note if two labels differ only in case, width or spaces."""
+    spellings: dict[LabelName, str] = {}
+    for kind, label in known:
+        other = spellings.setdefault((kind, " ".join(normalize("NFKC", label).casefold().split())), label)
+        if other != label:
+            return [f"the labels {other!r} and {label!r} are different classes. Write both alike if they are one"]
+    return []
+
+
+def _several_labels(train: Sequence[Any]) -> list[str]:
+    """A note if a text has different labels in different examples."""
+    labels: dict[Any, Any] = {}
+    wrong = []
+    for example in train:
+        if isinstance(example, TextExample) and labels.setdefault(_identity(example), example.label) != example.label:
+            wrong.append(example)
+    if not wrong:
+        return []
+    other = labels[_identity(wrong[0])]
+    first = f"{wrong[0].where or 'an example'}: {wrong[0].text!r:.60} has {wrong[0].label!r:.40} and {other!r:.40}"
+    return [f"{count_noun(len(wrong), 'example')} with another label than the same text before; the first: {first}"]
 
 
 def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "counted as missed") -> tuple[str, ...]:

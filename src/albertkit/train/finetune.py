@@ -31,7 +31,7 @@ from albertkit.runtime.predict import predict
 from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
+from albertkit.tasks.dataset import check_known_labels, check_labels, check_overlap, read_parts, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
@@ -92,9 +92,15 @@ def finetune(
     if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
         raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
     parts = read_parts(task, sources, reading, log)
+    notes = check_labels(parts["train"], parts.get("dev", ())) if log is _no_log else ()
     if dev is None:
         whole = parts["train"]
         parts["train"], parts["dev"] = (whole, []) if settings.nearest else split_examples(whole)
+        notes = (*notes, *check_overlap(parts["train"], parts["dev"]))
+    for note in notes:
+        log(note)
+        if log is _no_log:
+            warnings.warn(note, stacklevel=2)
     is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.is_frozen
     if task == "classify" and is_small and all(isinstance(e.label, str) and not e.pair for e in parts["train"]):
         log(f"{len(parts['train'])} examples are few for training the whole model; --freeze may give better results")
