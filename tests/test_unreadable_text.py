@@ -6,24 +6,32 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from albertkit import (
     Albert,
+    BlankTextWarning,
+    ChoiceExample,
+    DialogueTurn,
     Index,
     QuestionExample,
     Record,
     TextExample,
     UnreadableTextError,
     UnreadableTextWarning,
+    UntrainedDepthWarning,
     finetune,
 )
+from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.bulk.bulk_run import bulk
 from albertkit.bulk.worker import BulkOptions
 from albertkit.tokenizer import Tokenizer
 from albertkit.unreadable_text import MAX_UNKNOWN_CHARACTERS, find_unreadable, unknown_share
+from tests.conftest import tiny
 from tests.serve.conftest import Served
+from tests.test_albert import make
 
 CHINESE = ["我想退货", "今天天气很好", "附近有没有餐厅？"]
 RUSSIAN = "Где ближайший вокзал?"
@@ -45,7 +53,7 @@ def test_text_with_few_unknown_characters_is_readable(english):
     assert find_unreadable(english.tokenizer, READABLE).count == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        english.embed(READABLE)
+        english.embed([text for text in READABLE if text.strip()])
         Albert("small-zh").embed([*CHINESE, "iPhone 17", "體育"])
 
 
@@ -109,6 +117,86 @@ def test_predictions_of_a_task_warn(english, tmp_path):
 def test_example_with_several_texts_is_judged_by_all_of_them():
     long = QuestionExample("0", "谁？", "The station is near the river, and everybody knows where it is.")
     assert find_unreadable(Albert("small").tokenizer, [long.joined_text()]).count == 0
+
+
+# Blank texts and untrained depths -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A classifier and a tagger that were fine-tuned at their full depth of three layers."""
+    made = tmp_path_factory.mktemp("tasks")
+    for task, labels in {"classify": ("bad", "good"), "tag": ("O", "B-PER", "I-PER")}.items():
+        artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=(task,))
+        metadata = replace(ArtifactMetadata(), task=task, labels=labels, history=({"step": "finetune"},))
+        write_artifact(replace(artifact, metadata=metadata), made / task)
+    return made
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t\n", "\u200b", "\x00"])
+@pytest.mark.parametrize("method", ["embed", "token_vectors", "classify", "tag"])
+def test_a_blank_text_has_a_warning(english, folders, method, blank):
+    albert = Albert(folders / method, threads=1) if method in ("classify", "tag") else english
+    with pytest.warns(BlankTextWarning, match="^1 of 2 texts is blank, so its result has no meaning. Remove"):
+        getattr(albert, method)(["a cat", blank])
+    with pytest.warns(BlankTextWarning, match="^the text is blank, so its result has no meaning. Pass a text"):
+        getattr(albert, method)(blank)
+
+
+def test_a_blank_part_of_a_question_or_pair_is_blank():
+    assert TextExample("a cat", " ").is_blank() and not TextExample("a cat", "a dog").is_blank()
+    assert QuestionExample("0", "", "The cat sat.").is_blank() and QuestionExample("0", "Who?", " ").is_blank()
+    assert ChoiceExample("", " ", ("a", "b")).is_blank() and ChoiceExample("Tom.", "", ("a", " ")).is_blank()
+    assert not ChoiceExample("", "Who?", ("a", "b")).is_blank()
+    assert not DialogueTurn("0", 0, "", "hello").is_blank() and DialogueTurn("0", 0, "hello", "").is_blank()
+
+
+def test_each_problem_of_a_stream_is_reported_once(english):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        list(english.embed_iter([*["a cat"] * 63, "", *["a cat"] * 100, CHINESE[0], "", CHINESE[1]]))
+    messages = [str(w.message) for w in found]
+    assert len(messages) == 2 and messages[0].startswith("1 of the first 64 texts is blank")
+    assert "1 of the first" in messages[1] or "2 of the first" in messages[1]
+
+
+@pytest.mark.parametrize("options", [{"depth": 1}, {"early_exit": "entropy:0.1"}])
+def test_a_depth_that_was_not_trained_has_a_warning(folders, options):
+    albert = Albert(folders / "classify", threads=1)
+    with pytest.warns(UntrainedDepthWarning, match="fine-tuned at its full depth only.*albertkit elastic") as found:
+        albert.classify(["a cat", "a dog"], **options)
+    assert len(found) == 1
+    with pytest.warns(UntrainedDepthWarning):
+        Albert(folders / "classify", threads=1, depth=1).classify("a cat")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        albert.classify("a cat", depth=3)
+        albert.classify("a cat")
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_commands_warn_once_of_blank_texts_and_of_the_depth(tmp_path, folders, task):
+    (tmp_path / "texts.txt").write_text("a cat\n\na dog\n")
+    done = albertkit(tmp_path, task, "-m", str(folders / task), "-f", "texts.txt", "--depth", "1")
+    assert done.returncode == 0
+    assert done.stderr.count("full depth only") == done.stderr.count("1 of 3 texts is blank") == 1, done.stderr
+    assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_the_server_warns_of_blank_texts_and_of_the_depth(folders, task):
+    with Served(f"{task}={folders / task}", "--threads", 1) as server:
+        response = server.post(f"/{task}", {"texts": ["a cat", " "], "depth": 1})
+        blank, depth = response.json()["warnings"]
+        assert "1 of 2 texts is blank" in blank and "full depth only" in depth
+        assert blank in response.headers["x-albertkit-warning"] and depth in response.headers["x-albertkit-warning"]
+        assert server.post(f"/{task}", {"texts": ["a cat"], "depth": 3}).json()["warnings"] == []
+
+
+def test_vectors_of_blank_texts_have_a_warning_over_http(served):
+    response = served.post("/v1/embeddings", {"input": ["a cat", ""], "model": "small"})
+    assert "1 of 2 texts is blank" in response.json()["warnings"][0]
+    assert "1 of 2 texts is blank" in served.post("/embed", {"inputs": ["a cat", " "]}).headers["x-albertkit-warning"]
 
 
 # Training and indexing -------------------------------------------------------------------------------------------

@@ -42,22 +42,29 @@ from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.text_reader import Record
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune import EvaluationResult, evaluate, finetune
-from albertkit.train.frozen_head import FinetuneResult
-from albertkit.unreadable_text import TruncatedTextWarning, UnreadableTextError, UnreadableTextWarning
+from albertkit.train.finetune_report import FinetuneResult, SmallDevSetWarning
+from albertkit.unreadable_text import (
+    BlankTextWarning,
+    TruncatedTextWarning,
+    UnreadableTextError,
+    UnreadableTextWarning,
+    UntrainedDepthWarning,
+)
 
 __version__: str
 
 # fmt: off
 __all__ = [
-    "Albert", "AlbertConfig", "AlbertkitError", "AnswerResult", "Artifact", "ChoiceExample", "ChoiceResult",
-    "Classification", "Clusters", "DialogueState", "DialogueTurn", "EarlyExitVectors", "EmbedOptions",
-    "EvaluationResult", "ExitCalibration", "Explainer", "Explanation", "ExportResult", "ExportSettings",
-    "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction", "MatchResult",
-    "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample", "Record",
-    "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "SharedSpace", "StaticModelResult", "TagResult",
-    "TaggedExample", "TextExample", "TokenVectors", "Tokenizer", "TruncatedTextWarning", "UnreadableTextError",
-    "UnreadableTextWarning", "WebExportResult", "calibrate", "cluster", "convert", "evaluate", "export", "export_web",
-    "finetune", "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve",
+    "Albert", "AlbertConfig", "AlbertkitError", "AnswerResult", "Artifact", "BlankTextWarning", "ChoiceExample",
+    "ChoiceResult", "Classification", "Clusters", "DialogueState", "DialogueTurn", "EarlyExitVectors",
+    "EmbedOptions", "EvaluationResult", "ExitCalibration", "Explainer", "Explanation", "ExportResult",
+    "ExportSettings", "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult",
+    "MaskPrediction", "MatchResult", "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult",
+    "QuestionExample", "Record", "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "SharedSpace",
+    "SmallDevSetWarning", "StaticModelResult", "TagResult", "TaggedExample", "TextExample", "TokenVectors",
+    "Tokenizer", "TruncatedTextWarning", "UnreadableTextError", "UnreadableTextWarning", "UntrainedDepthWarning",
+    "WebExportResult", "calibrate", "cluster", "convert", "evaluate", "export", "export_web", "finetune",
+    "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve",
     "shape_cost", "write_artifact",
 ]
 # fmt: on

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_string
 from albertkit.interop.convert import open_stored
 from albertkit.runtime import embed as embedding
 from albertkit.runtime.batching import TOKEN_BUDGET
@@ -344,6 +344,8 @@ class Albert(RuntimeModel):
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import QuestionExample
 
+        check_string("question", question)
+        check_string("context", context)
         found: AnswerResult = predict(self, [QuestionExample("0", question, context)], "answer", **keywords)[0]
         return found
 
@@ -357,6 +359,8 @@ class Albert(RuntimeModel):
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import ChoiceExample
 
+        check_string("context", context)
+        check_string("question", question)
         if isinstance(choices, str):
             raise AlbertkitError(f"choices is one text, {choices!r:.40}. Pass the choices in a list.")
         example = ChoiceExample(context, question, tuple(embedding.list_texts(choices)))

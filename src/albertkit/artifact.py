@@ -28,7 +28,7 @@ import numpy as np
 
 from albertkit import __version__, builtin
 from albertkit.config import MAX_PARAMETERS, AlbertConfig
-from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest
+from albertkit.errors import AlbertkitError, check_choice, check_keys, check_path, nearest
 from albertkit.file_io import (
     add_checksum,
     check_model_files,
@@ -356,6 +356,7 @@ def write_artifact(
     >>> write_artifact(open_model("small"), "my-model", bits=8).name
     'my-model'
     """
+    check_path("folder", folder)
     folder = Path(folder)
     config = artifact.config
     if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_path
 
 MODELS = Path(__file__).parent / "models"
 BUILTINS = {
@@ -60,6 +60,7 @@ def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
     """The folder of a model: an existing path, or a built-in model for None or a name of `BUILTINS`."""
     if model is None:
         return MODELS / default
+    check_path("model", model)
     if is_shared_space(model):
         raise AlbertkitError(
             f"{SHARED_SPACE} is not one model: it is for the commands index, search and cluster. Use SharedSpace in "

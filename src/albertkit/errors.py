@@ -6,9 +6,13 @@ command line prints the message to stderr and exits with code 2.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
+import os
+import reprlib
 from collections.abc import Collection, Iterable
+from numbers import Integral, Real
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +31,12 @@ class AlbertkitError(ValueError):
     ...
     rejected
     """
+
+    def __init__(self, message: str = "", *details: str) -> None:
+        """message: one or two sentences. details: further lines, such as the problems of a file."""
+        super().__init__("\n  ".join((message, *details)))
+        self.lines = (message, *(f"  {line}" for line in details))
+        """The lines, each of which may quote a text with line breaks."""
 
 
 class NonFiniteError(AlbertkitError):
@@ -57,6 +67,55 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise AlbertkitError(f"{name} is {value!r}{nearest(str(value), choices)}; choose one of {', '.join(choices)}")
+
+
+def check_type(name: str, value: object, kinds: tuple[type, ...], rule: str) -> None:
+    """Raise `NAME=VALUE is a TYPE; pass RULE.` for a value of another type. True and False are not numbers.
+
+    >>> check_type("k", "3", (Integral,), "a whole number")
+    Traceback (most recent call last):
+    albertkit.errors.AlbertkitError: k='3' is a str; pass a whole number.
+    """
+    is_bool = type(value).__name__ in ("bool", "bool_")  # numpy's too
+    if not (bool in kinds if is_bool else isinstance(value, kinds)):
+        shown = " ".join(reprlib.repr(value).split())
+        raise AlbertkitError(f"{name}={shown} is a {type(value).__name__}; pass {rule}.")
+
+
+def check_string(name: str, value: object) -> None:
+    """Raise unless a value is a text."""
+    check_type(name, value, (str,), "a text in quotes")
+
+
+def check_path(name: str, value: object) -> None:
+    """Raise unless a value is a path, or a name."""
+    check_type(name, value, (str, os.PathLike), "a path or a name, as a string or a Path")
+
+
+def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise unless a value is a whole number from `least` to `most`."""
+    rule = f"a whole number of {least} or more" if most is None else f"a whole number from {least} to {most}"
+    check_type(name, value, (Integral,), rule)
+    if value < least or (most is not None and value > most):  # type: ignore[operator]
+        raise AlbertkitError(f"{name}={value} is out of range. Pass {rule}.")
+
+
+FIELD_TYPES: dict[str, tuple[type, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "a text in quotes"),
+    "None": (type(None), "None"),
+}
+
+
+def check_fields(settings: Any) -> None:
+    """Raise for the first field of a settings dataclass whose value has another type than its annotation."""
+    for field in dataclasses.fields(settings):
+        names = str(field.type).split(" | ")
+        if all(name in FIELD_TYPES for name in names):
+            kinds, rules = zip(*(FIELD_TYPES[name] for name in names), strict=True)
+            check_type(field.name, getattr(settings, field.name), kinds, " or ".join(rules))
 
 
 def check_keys(what: str, keys: Iterable[str], known: Collection[str], where: str = "") -> None:

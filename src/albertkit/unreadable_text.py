@@ -1,17 +1,19 @@
-"""Texts that a model cannot read, because many of their characters are not in its vocabulary, or not to their end.
+"""What a call warns of: texts that a model cannot read, or not to their end, blank texts, an untrained depth.
 
-In: a tokenizer and texts. Out: an `UnreadableTextWarning` or `TruncatedTextWarning`, or an `UnreadableTextError` where
-a model is trained or an index is built. Unreadable texts have nearly the same tokens, so results for them are
-meaningless. Imports `tokenizer/` and `builtin.py`; `runtime/`, `search/`, `serve/` and `train/` use it.
+In: a tokenizer and texts. Out: an `UnreadableTextWarning` or another warning of this module, or an
+`UnreadableTextError` where a model is trained or an index is built. Unreadable texts have nearly the same tokens, so
+results for them are meaningless. Imports `tokenizer/` and `builtin.py`; `tasks/`, `runtime/`, `search/`, `serve/` and
+`train/` use it.
 """
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from albertkit import builtin
@@ -23,7 +25,12 @@ MAX_UNREADABLE_TEXTS = 0.1  # training and indexing refuse a larger share of unr
 CHECKED_CHARACTERS = 10_000  # of a text
 CHECKED_TEXTS = 10_000  # of training data
 SHOWN = 30  # characters of a text in a message
+PART_TEXTS = 64  # calls that read their texts in parts have at least as many in the first of several
 REMEDY_CHARACTERS = 200  # of a text, by which another model is chosen
+UNTRAINED_DEPTH = (
+    "this model was fine-tuned at its full depth only, so predictions at other depths may be wrong. Train every depth "
+    "with  albertkit elastic."
+)
 
 
 class UnreadableTextWarning(UserWarning):
@@ -55,7 +62,7 @@ class UnreadableTextError(AlbertkitError):
 
 
 class TruncatedTextWarning(UserWarning):
-    """Texts are longer than a classifier reads, so its results depend on their beginnings only.
+    """Texts are longer than a model reads for its task, in training or predictions, so only a part has an effect.
 
     >>> from albertkit import TruncatedTextWarning
     >>> import warnings
@@ -64,9 +71,35 @@ class TruncatedTextWarning(UserWarning):
     """
 
 
+class BlankTextWarning(UserWarning):
+    """Texts have no visible character, so results for them have no meaning.
+
+    >>> from albertkit import Albert, BlankTextWarning
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
+    ...     vector = Albert().embed(" ")
+    ...
+    >>> found[0].category is BlankTextWarning
+    True
+    """
+
+
+class UntrainedDepthWarning(UserWarning):
+    """A model that was fine-tuned at its full depth only predicts at other depths, so predictions may be wrong.
+
+    >>> from albertkit import UntrainedDepthWarning
+    >>> import warnings
+    >>> warnings.simplefilter("error", UntrainedDepthWarning)  # an error instead of a warning
+    >>> warnings.simplefilter("default", UntrainedDepthWarning)
+    """
+
+
 @dataclass(frozen=True)
 class UnreadableTexts:
-    """How many of some texts a model cannot read, and the first of them; and how many it does not read to the end."""
+    """What a call warns of: how many of its texts a model cannot read, and the first of them; how many it does not
+    read to the end, and how many are blank; whether it was not trained for the depth.
+    """
 
     count: int
     total: int
@@ -77,29 +110,85 @@ class UnreadableTexts:
     """Texts that are longer than the model reads."""
     limit: int = 0
     """Tokens that it reads."""
+    longest: int = 0
+    """Tokens that it could read, if it were trained with a larger maximum length."""
+    where: str = ""
+    """The file of the texts."""
+    blank: int = 0
+    """Texts without a visible character."""
+    is_partial: bool = False
+    """Whether more texts may follow those that were counted."""
+    is_untrained_depth: bool = False
+    """Whether predictions are those of a depth for which the model was not trained."""
 
     def __add__(self, other: UnreadableTexts) -> UnreadableTexts:
-        first, count, total = self if self.count else other, self.count + other.count, self.total + other.total
-        cut = self.truncated + other.truncated
-        return UnreadableTexts(count, total, first.example, first.share, cut, max(self.limit, other.limit))
+        first = self if self.count else other
+        return UnreadableTexts(
+            self.count + other.count,
+            self.total + other.total,
+            first.example,
+            first.share,
+            self.truncated + other.truncated,
+            max(self.limit, other.limit),
+            max(self.longest, other.longest),
+            self.where or other.where,
+            self.blank + other.blank,
+            is_untrained_depth=self.is_untrained_depth or other.is_untrained_depth,
+        )
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is something to warn of."""
+        return bool(self.count or self.truncated or self.blank or self.is_untrained_depth)
+
+    def without(self, reported: UnreadableTexts) -> UnreadableTexts:
+        """What an earlier part of the same call did not report."""
+        return replace(
+            self,
+            count=0 if reported.count else self.count,
+            truncated=0 if reported.truncated else self.truncated,
+            blank=0 if reported.blank else self.blank,
+            is_untrained_depth=self.is_untrained_depth and not reported.is_untrained_depth,
+        )
 
     def messages(self, with_example: bool = True) -> list[str]:
         """What to warn of."""
-        unreadable = [self.describe(with_example)] if self.count else []
-        return [*unreadable, self.describe_truncated()] if self.truncated else unreadable
+        return [message for message, _ in self.warnings(with_example)]
+
+    def warnings(self, with_example: bool = True) -> Iterator[tuple[str, type[UserWarning]]]:
+        """Each message and its category."""
+        if self.count:
+            yield self.describe(with_example), UnreadableTextWarning
+        if self.truncated:
+            yield self.describe_truncated(), TruncatedTextWarning
+        if self.blank:
+            remedy = "Pass a text with words." if self.total == 1 else "Remove blank texts, or skip their results."
+            rest = "is blank, so its result has" if self.blank == 1 else "are blank, so their results have"
+            yield f"{self._subject(self.blank)} {rest} no meaning. {remedy}", BlankTextWarning
+        if self.is_untrained_depth:
+            yield UNTRAINED_DEPTH, UntrainedDepthWarning
+
+    def _subject(self, count: int) -> str:
+        """Some of the texts, as the subject of a sentence."""
+        if self.total == 1:
+            return "the text"
+        return f"{count:,} of {'the first ' if self.is_partial else ''}{self.total:,} texts"
 
     def describe_truncated(self) -> str:
         """The message about long texts."""
-        subject = "the text is" if self.total == 1 else f"{self.truncated:,} of {self.total:,} texts are"
+        file = f"{self.where}: " if self.where else ""
+        verb = "is" if self.truncated == 1 else "are"
+        most = f" (at most {self.longest})" if self.longest else ""
+        longer = "" if self.longest and self.longest <= self.limit else f", or train with a larger --max-length{most}"
         return (
-            f"{subject} longer than the {self.limit} tokens that this model reads, so the rest has no effect. "
-            "Split long texts, or train with a larger --max-length."
+            f"{file}{self._subject(self.truncated)} {verb} longer than the {self.limit} tokens that this model reads, "
+            f"so the rest has no effect. Split long texts{longer}."
         )
 
     def describe(self, with_example: bool = True) -> str:
         """One message: the value, the rule and the remedy."""
         shown = f" {self.example[:SHOWN]!r}" if with_example else ""
-        subject = f"the text{shown}" if self.total == 1 else f"{self.count:,} of {self.total:,} texts"
+        subject = f"the text{shown}" if self.total == 1 else self._subject(self.count)
         example = f", such as{shown}" if shown and self.total > 1 else ""
         return (
             f"this model cannot read {subject}{example}: {self.share:.0%} of the characters are not in its vocabulary "
@@ -114,10 +203,13 @@ class UnreadableTexts:
         return f"The built-in model {name} can read it: use {name}, or a model fine-tuned from it."
 
 
+NOTHING = UnreadableTexts(0, 0)
+
+
 def find_unreadable(
     tokenizer: Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]] | None = None
 ) -> UnreadableTexts:
-    """The unreadable ones of some texts. ids: the tokens of each text; the default is to compute them."""
+    """The unreadable and the blank ones of some texts. ids: the tokens of each text; the default is to compute them."""
     unknown = tokenizer.unk_id
     if ids is None:
         ids = tokenizer.ids_batch([text[:CHECKED_CHARACTERS] for text in texts])
@@ -127,9 +219,17 @@ def find_unreadable(
         if unknown is None or unknown in tokens
     }
     places = [place for place, share in shares.items() if share > MAX_UNKNOWN_CHARACTERS]
-    if not places:
-        return UnreadableTexts(0, len(texts))
-    return UnreadableTexts(len(places), len(texts), texts[places[0]], shares[places[0]])
+    found = UnreadableTexts(len(places), len(texts), blank=sum(map(is_blank, texts)))
+    return replace(found, example=texts[places[0]], share=shares[places[0]]) if places else found
+
+
+def is_blank(text: str) -> bool:
+    r"""Whether a text has no visible character: only white space, control characters and marks such as U+200B.
+
+    >>> is_blank(" \t\u200b"), is_blank(".")
+    (True, False)
+    """
+    return all(c.isspace() or unicodedata.category(c) in ("Cc", "Cf") for c in text)
 
 
 def unknown_share(tokenizer: Tokenizer, text: str) -> float:
@@ -172,16 +272,19 @@ def collect_unreadable() -> Iterator[list[UnreadableTexts]]:
         _collector.reset(token)
 
 
-def report_unreadable(found: UnreadableTexts, is_repeated: bool = False) -> None:
-    """Warn about unreadable texts, or collect them. is_repeated: other texts of this call were reported before."""
+def report_unreadable(found: UnreadableTexts, reported: UnreadableTexts | None = None) -> None:
+    """Warn of what was found, or collect it. reported: what was found in earlier texts of the same call, if it reads
+    its texts in parts. Each problem is reported once.
+    """
     collector = _collector.get()
     if collector is not None:
         collector.append(found)
-    elif not is_repeated:
-        if found.count:
-            warnings.warn(found.describe(), UnreadableTextWarning, stacklevel=2)
-        if found.truncated:
-            warnings.warn(found.describe_truncated(), TruncatedTextWarning, stacklevel=2)
+        return
+    if reported is not None:
+        total = reported.total + found.total
+        found = replace(found.without(reported), total=total, is_partial=total >= PART_TEXTS)
+    for message, category in found.warnings():
+        warnings.warn(message, category, stacklevel=2)
 
 
 def check_readable(found: UnreadableTexts, most: float) -> None:

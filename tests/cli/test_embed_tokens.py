@@ -178,4 +178,4 @@ def test_several_workers_need_the_cpu():
 def test_unreadable_texts_of_a_stream_are_reported_once(models):
     with pytest.warns(UnreadableTextWarning) as found:
         list(Albert(models / "embed").token_vectors_iter(["我在北京", "a cat"] * 100))
-    assert len(found) == 1 and "32 of 64 texts" in str(found[0].message)
+    assert len(found) == 1 and "32 of the first 64 texts" in str(found[0].message)

@@ -107,6 +107,23 @@ def test_an_error_is_one_line_with_escapes(capfd, monkeypatch, folder, arguments
     assert err.count("\n") == 1
 
 
+def test_an_error_of_several_lines_has_line_breaks_and_quotes_are_escaped(capfd, monkeypatch, folder):
+    rows = [{"text": "a\nb", "label": "x"}, {"text": f"{HOSTILE}\nc", "label": ["\n", 5]}, {"text": 5, "label": "y"}]
+    name = f"{NAME}\n.jsonl"
+    (folder / name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out, err, code = run(capfd, monkeypatch, folder, "finetune", "classify", name, "-o", "out", "--freeze")
+    assert code == 2 and not out and not RAW.search(err)
+    first, *others = err.splitlines()
+    assert first.startswith("albertkit: ") and r"\n.jsonl has " in first and first.endswith(":")
+    assert others and all(line.startswith("  line ") for line in others)
+
+
+def test_a_warning_of_another_library_is_one_line(capfd):
+    entry_point.show_warning(type("Foreign", (UserWarning,), {"__module__": "sklearn.x"})("too few\n\n  steps"))
+    entry_point.show_warning(UserWarning("quoted: a\nb"))
+    assert capfd.readouterr().err == "warning: too few steps\nwarning: quoted: a\\nb\n"
+
+
 def test_a_terminal_gets_our_styles_and_no_sequence_of_a_text(folder):
     command = [sys.executable, "-m", "albertkit", "cluster", f"{NAME}.txt", "-m", "embed"]
     reader, writer = pty.openpty()

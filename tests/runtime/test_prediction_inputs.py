@@ -61,7 +61,7 @@ def test_fine_tuning_records_whether_examples_are_pairs(tmp_path):
 
 def test_texts_that_are_not_read_to_the_end_give_a_warning(folder):
     albert = Albert(folder, threads=1)
-    with pytest.warns(TruncatedTextWarning, match="1 of 2 texts are longer than the 24 tokens that this model reads"):
+    with pytest.warns(TruncatedTextWarning, match="1 of 2 texts is longer than the 24 tokens that this model reads"):
         albert.classify(["a cat", LONG])
     exact = " ".join(["a"] * 22)
     assert len(albert.tokenizer.encode(exact).ids) == 24

@@ -233,3 +233,12 @@ def test_integer_classes_become_text_and_integer_values_stay_numbers():
     assert labels([1, 2, 1], [2, 1]) == [["1", "2", "1"], ["2", "1"]]
     assert labels([(1, 2), (), ("x",)]) == [[("1", "2"), (), ("x",)]]
     assert labels([1.5, 2, 3], [2, 1]) == [[1.5, 2, 3], [2, 1]]
+
+
+def test_labels_that_may_be_mistakes_are_noted():
+    examples = [TextExample(f"text {n}", label="ab"[n % 2]) for n in range(20)]
+    assert check_labels(examples) == ()
+    (note,) = check_labels([*examples, TextExample("new", label="A")])
+    assert "'a' and 'A' are different classes" in note
+    (note,) = check_labels([*examples, TextExample("text 0", label="b", where="t.tsv:21")])
+    assert "1 example with another label than the same text before" in note and "t.tsv:21: 'text 0'" in note

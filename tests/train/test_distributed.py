@@ -94,7 +94,7 @@ def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
     assert first.end() == -signal.SIGKILL, first.errors.read_text()
     assert checkpoint.saved_steps(out)[-1] == 10 and not (out / "model").exists()
     second = Forked([*line, "--resume"], tmp_path, 22, signal.SIGTERM)
-    assert second.end() == 0 and second.output.read_bytes() == b"", second.errors.read_text()
+    assert second.end() == 143 and second.output.read_bytes() == b"", second.errors.read_text()
     assert b"resuming from step 10" in second.errors.read_bytes()
     assert b"and saved a checkpoint. Rerun the command to resume" in second.errors.read_bytes()
     assert checkpoint.saved_steps(out)[-1] == 23 and not (out / "model").exists()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.cli.console import note, print_json, stage_progress_bar, to_json
+from albertkit.cli.console import print_json, stage_progress_bar, to_json
 from albertkit.errors import AlbertkitError
 from albertkit.options import ADVANCED
 
@@ -170,15 +170,8 @@ class TextInput:
             raise AlbertkitError(f"--file {self.file} was passed together with TEXTS. Pass one of them.")
 
     def __iter__(self) -> Iterator[str]:
-        """The text of every row. Blank ones have a result too, and are counted on stderr."""
-        blank, number = [], 0
-        for number, text in enumerate(self.rows(), 1):
-            if not text.strip():
-                blank.append(number)
-            yield text
-        if blank:
-            count = f"{len(blank):,} of {number:,} texts {'is' if len(blank) == 1 else 'are'} blank"
-            note(f"{count}, the first is number {blank[0]:,}. Each has the result of an empty text.")
+        """The text of every row. Blank ones have a result too; `unreadable_text.py` warns of them."""
+        return self.rows()
 
     def rows(self) -> Iterator[str]:
         """The text of every row, unchanged."""

@@ -30,9 +30,9 @@ def echo(text: str, err: bool = False) -> None:
     click.echo(_render(text), err=err)
 
 
-def echo_line(text: str) -> None:
-    """One line on stderr, whatever it quotes."""
-    click.echo(escape_controls(text, keep=""), err=True)
+def echo_line(*lines: str) -> None:
+    """Lines on stderr, whatever they quote."""
+    click.echo("\n".join(escape_controls(line, keep="") for line in lines), err=True)
 
 
 def style(text: str, *, bold: bool | None = None, dim: bool | None = None, fg: str | None = None) -> str:

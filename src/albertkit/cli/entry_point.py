@@ -1,8 +1,8 @@
 """The command `albertkit`: its groups of commands and its error handling.
 
 In: arguments. Out: one call of a command. A command's module is imported only when the command runs. Therefore
-`albertkit --help` is fast and works without torch. Results go to stdout, notes and errors to stderr. An error is one
-line with exit code 2.
+`albertkit --help` is fast and works without torch. Results go to stdout, notes and errors to stderr. An error has exit
+code 2, and one line unless it lists problems.
 """
 
 from __future__ import annotations
@@ -111,19 +111,21 @@ def app() -> None:
 
 
 def show_warning(message: Warning | str, *_: object) -> None:
-    """A warning of the library or of Python, as one line on stderr."""
-    echo_line(f"warning: {message}")
+    """A warning as one line on stderr. Those of other libraries may have several."""
+    text, is_foreign = str(message), type(message).__module__.split(".")[0] not in ("builtins", "albertkit")
+    echo_line(f"warning: {' '.join(text.split()) if is_foreign else text}")
 
 
 def main() -> NoReturn:
-    """Run a command; every error becomes one line on stderr and exit code 2."""
+    """Run a command. An error is printed to stderr, with exit code 2."""
     code = 0
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning  # type: ignore[assignment]
             code = app(standalone_mode=False) or 0
     except AlbertkitError as error:
-        echo_line(f"albertkit: {error}")
+        first, *others = error.lines
+        echo_line(f"albertkit: {first}", *others)
         code = 2
     except click.exceptions.NoArgsIsHelpError as error:
         echo(error.format_message())

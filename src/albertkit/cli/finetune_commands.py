@@ -16,7 +16,6 @@ import click
 from albertkit.cli import arguments as cli
 from albertkit.cli.console import echo, format_table, log, note, print_json, print_result, round_metrics
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
-from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.dataset import read_parts, split_examples
 from albertkit.tasks.readers.labelled_files import ReadOptions
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from albertkit.artifact import Artifact, ArtifactMetadata
     from albertkit.runtime.calibration import ExitCalibration
     from albertkit.tokenizer import Tokenizer
+    from albertkit.train.finetune_report import FinetuneResult
 
 TASK_NAMES = ["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"]
 AGREEMENTS = (0.9, 0.95, 0.98, 0.99, 0.995)
@@ -70,7 +70,13 @@ def finetune(
 
     passed = {name: value for name, value in values.items() if value is not None}
     result = run(task, train, **passed, settings=replace(settings, progress_bar=True), log=log, **vars(reading))
-    print_json({"model": str(result.model), **round_metrics(result.metrics)})
+    print_finetuned(result)
+
+
+def print_finetuned(result: FinetuneResult) -> None:
+    """The finished model, its metrics, and the number of examples that they were measured on."""
+    size = {"dev_examples": result.dev_examples} if result.dev_examples else {}
+    print_json({"model": str(result.model), **size, **round_metrics(result.metrics)})
 
 
 @cli.command("albertkit evaluate -m sentiment test.tsv")
@@ -87,8 +93,6 @@ def evaluate(test: Path, model: cli.ModelOptions, as_json: bool, reading: ReadOp
     table = format_table([(name, f"{value:.4f}") for name, value in result.metrics.items()], indent=2)
     described = {"examples": result.examples, **result.metrics}
     print_result(as_json, described, f"{result.examples:,} examples", table)
-    if not as_json:
-        report_depths(albert, (), model)
 
 
 @cli.command("albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic")
@@ -143,7 +147,7 @@ def elastic(
     output.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, progress_bar=True)
     result = finetune_elastic(start, parts["train"], parts["dev"], output, settings, unlabelled, log)
-    print_json({"model": str(result.model), **round_metrics(result.metrics)})
+    print_finetuned(result)
     stored = read_metadata(model_folder(result.model))[0].details.get("early_exit")
     if stored is None:
         note("too few held-out examples to calibrate early exit. Run  albertkit calibrate  with more examples.")

@@ -219,8 +219,13 @@ def pretrain(
 
 def print_trained(result: TrainResult) -> None:
     """The finished model and its metrics, once for all processes of a training."""
-    if result.model is not None and os.environ.get("RANK", "0") == "0":
-        print_json({"model": str(result.model), "tokens": result.state.tokens, **round_metrics(result.metrics)})
+    if result.model is None:
+        from albertkit.train.checkpoint import raise_stopped
+
+        raise_stopped(result.stopped_by)
+    if os.environ.get("RANK", "0") == "0":
+        size = {"dev_examples": result.dev_size} if result.dev_size else {}
+        print_json({"model": str(result.model), "tokens": result.state.tokens, **size, **round_metrics(result.metrics)})
 
 
 def read_shape(shape: str, options: Sequence[str] = ()) -> AlbertConfig:

@@ -382,15 +382,7 @@ def choose(
 
 
 def report_depths(albert: Albert, results: Sequence[Any], model: cli.ModelOptions) -> None:
-    """Print the mean depth of early exit to stderr, and a note if the model was not trained for other depths."""
+    """Print the mean depth of early exit to stderr."""
     from albertkit.runtime.early_exit import last_exit_depth
-    from albertkit.runtime.runtime_model import is_full_depth_only
 
     report_exits([result.depth for result in results if result.depth is not None], last_exit_depth(albert, model.depth))
-    is_shallow = albert.layers_to_apply(model.depth) != albert.depth
-    has_rule = model.early_exit is not None and ":" in model.early_exit
-    if (is_shallow or has_rule) and is_full_depth_only(albert.metadata.history):
-        note(
-            "this model was fine-tuned at its full depth only, so predictions at other depths may be wrong. "
-            "Train every depth with  albertkit elastic"
-        )

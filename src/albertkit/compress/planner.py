@@ -24,7 +24,7 @@ from albertkit.compress.cost import PlanCandidate, depths_below, model_candidate
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
 from albertkit.compress.quantize import QualityCheck, mean_vectors, split_texts, vector_cosines
 from albertkit.config import PRESETS, AlbertConfig, preset
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_fields
 from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens, token_moments
@@ -55,6 +55,9 @@ class PlanRequest:
     count: int = 6
     """The number of proposals to measure."""
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def allows(self, latency: float, memory: float) -> bool:
         """Whether a model of this cost is within the limits."""

@@ -21,7 +21,7 @@ from albertkit.compress.metric_loss import MetricLoss, metric_loss, open_in_memo
 from albertkit.compress.prune_vocabulary import prune_vocabulary
 from albertkit.compress.quantize import split_texts, vector_cosines
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_fields
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import (
     MATRIX_INPUTS,
@@ -54,6 +54,9 @@ class PruneSettings:
     """Texts whose tokens are kept."""
     fit: bool = True
     """Whether the remaining weights are fitted again to the output of the full layer."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)

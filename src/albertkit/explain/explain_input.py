@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_fields, check_type
 from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
@@ -53,6 +53,9 @@ class ExplainInput:
     pair: str | None = None
     question: str | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True)
 class ExplainSettings:
@@ -74,6 +77,8 @@ class ExplainSettings:
     """Interpolation steps for gradients."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_type("methods", self.methods, (str, Sequence), "occlusion, gradients, or both in a list")
         methods = (self.methods,) if isinstance(self.methods, str) else tuple(dict.fromkeys(self.methods))
         for method in methods:
             check_choice("method", method, METHODS)

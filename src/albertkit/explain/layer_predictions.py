@@ -43,7 +43,7 @@ from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator, prediction_of
 from albertkit.tasks.tag import IntentResult
-from albertkit.unreadable_text import find_unreadable, report_unreadable
+from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
 
 AGREEMENT = 0.99  # of `EarlyExitTrace.exit_depth_99`
 PredictionSummary = tuple[tuple[str, float | None], ...]
@@ -293,7 +293,8 @@ class DepthTrace:
         if self.kind == "fill":
             prediction = fill_mask(self.albert, self.text, self.k, depth)
         elif self.kind is not None:
-            (prediction,) = predict(self.albert, [self.example], self.kind, depth)
+            with collect_unreadable():  # the text was reported before, and other depths are the purpose
+                (prediction,) = predict(self.albert, [self.example], self.kind, depth)
         unit, tokens = unit_length(vector[None])[0], unit_length(hidden[0])
         return DepthState(depth, seconds, unit, tokens, prediction, first_choice(prediction))
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.artifact import StoredModel
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_fields, check_path
 from albertkit.file_io import check_absent, write_file
 from albertkit.head_graph import HeadSession, check_head_graph, head_file
 from albertkit.interop.convert import open_stored
@@ -69,6 +69,9 @@ class ExportSettings:
     """8-bit activations instead of 7: for ARM, and x86 with VNNI instructions; others overflow without an error."""
     unsigned: bool = False
     """8-bit activations and unsigned weights, which overflow nowhere; on x86 they are slower than signed ones."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def max_level(self) -> int:
@@ -118,6 +121,7 @@ def export(
     >>> from albertkit import export
     >>> export("small", "model.onnx").bytes  # doctest: +SKIP
     """
+    check_path("target", target)
     target, settings = Path(target), settings or ExportSettings()
     tokenizer_file = target.parent / "tokenizer.json"
     if settings.tokenizer and target.resolve() == tokenizer_file.resolve():

@@ -9,14 +9,14 @@ vector is the mean of theirs, weighted by tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys
+from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys, check_type
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExitRunner, ExitRule, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
@@ -24,7 +24,7 @@ from albertkit.runtime.packed_texts import OutputRequest, PackedTexts
 from albertkit.runtime.prompts import prompt_text
 from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
 from albertkit.runtime.shared_map import SPACES, SharedMap, shared_map
-from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
+from albertkit.unreadable_text import NOTHING, collect_unreadable, find_unreadable, report_unreadable
 from albertkit.vector_dtype import check_dtype, convert_vectors
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
         raise AlbertkitError(f"dim={dim!r} is not available. Pass a whole number from 1 to {model.dim}.")
     if model.config.options.static and pooling != "mean":
         raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling.")
+    check_type("normalize", normalize, (bool, type(None)), "True or False")
     normalize = model.metadata.normalize if normalize is None else normalize
     dtype = keywords.get("dtype") or "float32"
     check_dtype(dtype, normalize)
@@ -170,13 +171,13 @@ def embed_texts(
 
     rule: for early exit. on_exit: called with the depth at which each text exited.
     """
-    start, has_warned = 0, False
+    start, reported = 0, NOTHING
     sizes = () if model.packed_outputs is None else (DEVICE_CHUNK_TEXTS, DEVICE_CHUNK_TEXTS)
     for chunk in text_chunks(texts, *sizes):
         with collect_unreadable() as found:
             windows = split_texts(model, chunk, options, start)
-        report_unreadable(found[0], is_repeated=has_warned)
-        has_warned |= found[0].count > 0
+        report_unreadable(found[0], reported)
+        reported += found[0]
         if rule is None:
             yield from embed_windows(model, windows, options)
         else:
@@ -281,12 +282,12 @@ def token_vectors_iter(
     model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, layer: int | None = None
 ) -> Iterator[TokenVectors]:
     """`token_vectors` in bounded memory for any number of texts."""
-    has_warned, rest = False, iter([texts] if isinstance(texts, str) else texts)
+    reported, rest = NOTHING, iter([texts] if isinstance(texts, str) else texts)
     while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
         with collect_unreadable() as found:
             results = token_vectors(model, group, depth, layer)
-        report_unreadable(found[0], is_repeated=has_warned)
-        has_warned |= found[0].count > 0
+        report_unreadable(found[0], reported)
+        reported += found[0]
         yield from results
 
 
@@ -300,11 +301,10 @@ def text_chunks(
 
     Chunks have `first` texts, then twice as many each time, up to `largest`.
     """
-    if isinstance(texts, str):
-        texts = [texts]
+    texts = [texts] if isinstance(texts, str) else texts
     if isinstance(texts, bytes):
         raise AlbertkitError("texts is bytes, not str. Decode it first, for example with .decode('utf-8').")
-    if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping | set) or getattr(texts, "ndim", 1) != 1:
         raise AlbertkitError(
             f"texts is a {type(texts).__name__}. Pass a text, or several in a list, a generator or a column."
         )

@@ -9,20 +9,22 @@ discarded. The same small graph reads the source, with an empty cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError, check_finite
+from albertkit.errors import AlbertkitError, check_fields, check_finite
 from albertkit.onnx_model import TensorProto
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, as_float
+from albertkit.runtime.predict import report_untrained_depth
 from albertkit.runtime.runtime_model import Depth, RuntimeModel
+from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.generation import GeneratedText, GenerateTask, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
 from albertkit.unreadable_text import find_unreadable, report_unreadable
@@ -52,6 +54,7 @@ class GenerateSettings:
     """Maximum number of tokens to generate; the default is that of training."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.beams <= MAX_BEAMS:
             raise AlbertkitError(f"beams={self.beams} is out of range. Pass 1 to {MAX_BEAMS}.")
         if (self.max_tokens is not None and self.max_tokens < 1) or self.no_repeat < 0:
@@ -304,8 +307,13 @@ def generate(
     assert isinstance(task, GenerateTask), "`generator` was opened"
     layers = model.layers_to_apply(depth)
     short = [shorten(model, index, text, "truncate") for index, text in enumerate(texts)]
-    sources = task.sources(short, model.tokenizer, model.max_task_tokens)
-    report_unreadable(find_unreadable(model.tokenizer, short, sources))
+    length = model.max_task_tokens
+    sources = task.sources(short, model.tokenizer, length)
+    found = find_unreadable(model.tokenizer, short, sources)
+    examples = [RewriteExample(text) for text in short]
+    cut, room = len(task.truncated(examples, (), model.tokenizer, length)), task.text_room(length)
+    report_unreadable(replace(found, truncated=cut, limit=room, longest=model.max_tokens - length + room))
+    report_untrained_depth(model, depth)
     most = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)
     if most > model.max_tokens - longest:

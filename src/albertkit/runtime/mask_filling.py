@@ -7,12 +7,12 @@ In: a `RuntimeModel` with that head, and a text with `[MASK]`. Out: `MaskPredict
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_finite
+from albertkit.errors import AlbertkitError, check_count, check_finite, check_string
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import MAX_CHARACTERS
 from albertkit.runtime.runtime_model import Depth, RuntimeModel
@@ -55,8 +55,8 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
     """The encoding of a text with [MASK], and the positions of its masks."""
     if model.tokenizer.mask_id is None:
         raise AlbertkitError("this vocabulary has no [MASK]. Use a model whose tokenizer has one.")
-    if not isinstance(k, int) or not 1 <= k <= model.config.vocab_size:
-        raise AlbertkitError(f"k={k} is out of range. Pass 1 to {model.config.vocab_size}.")
+    check_string("text", text)
+    check_count("k", k, 1, model.config.vocab_size)
     if len(text) > MAX_CHARACTERS:
         raise AlbertkitError(
             f"the text has {len(text):,} characters; with a mask it must fit into {model.max_tokens} tokens. Shorten it"
@@ -70,7 +70,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
             f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {model.max_tokens}. Shorten it"
         )
     bare = text.replace("[MASK]", " ")
-    report_unreadable(find_unreadable(model.tokenizer, [bare], [encoding.ids]))
+    report_unreadable(replace(find_unreadable(model.tokenizer, [bare], [encoding.ids]), blank=0))
     return encoding, positions
 
 

@@ -19,13 +19,13 @@ from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, EarlyExitRunner, ExitStats, exit_rule
 from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.packed_texts import OutputRequest, PackedOutputs, PackedTexts
-from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
+from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth, is_full_depth_only
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import DialogueTurn, Example, TaggedExample, TextExample, split_words
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
-from albertkit.unreadable_text import find_unreadable, report_unreadable
+from albertkit.unreadable_text import UnreadableTexts, find_unreadable, report_unreadable
 from albertkit.weights import TOKEN_HEADS
 
 
@@ -57,6 +57,7 @@ def predict(
                 "early_exit is not available: generation needs the full depth for every token. Omit it."
             )
         return list(generate(model, [example.source for example in examples], depth=depth))
+    report_untrained_depth(model, depth, early_exit)
     features = task_features(model, examples, task)
     if early_exit is None:
         return list(model.task.results(task_scores(model, features, depth), features, examples))
@@ -94,17 +95,19 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     indices = sorted({f.example for f in features if unknown is None or unknown in f.ids})
     texts = [examples[index].joined_text() for index in indices if isinstance(examples[index], Example)]
     found = find_unreadable(model.tokenizer, texts)
-    cut, limit = count_truncated(model, features, examples), model.max_task_tokens
-    report_unreadable(replace(found, total=len(examples), truncated=cut, limit=limit))
+    cut = model.task.truncated(examples, features, model.tokenizer, model.max_task_tokens)
+    blank = sum(isinstance(example, Example) and example.is_blank() for example in examples)
+    found = replace(found, total=len(examples), truncated=len(cut), blank=blank)
+    report_unreadable(replace(found, limit=model.task.text_room(model.max_task_tokens), longest=model.max_tokens))
     return features
 
 
-def count_truncated(model: RuntimeModel, features: Sequence[Feature], examples: Sequence[Any]) -> int:
-    """The texts of which a classifier reads only the beginning. Other tasks read long texts in windows."""
-    limit = model.max_task_tokens
-    full = [examples[f.example] for f in features if len(f.ids) >= limit] if model.metadata.task == "classify" else []
-    ids = model.tokenizer.ids_batch([example.joined_text() for example in full])
-    return sum(len(own) + 2 + (e.pair is not None) > limit for own, e in zip(ids, full, strict=True))
+def report_untrained_depth(model: RuntimeModel, depth: Depth | None, early_exit: EarlyExit = None) -> None:
+    """Warn if a model that was fine-tuned at its full depth only predicts at others."""
+    full = model.metadata.depth or model.config.num_hidden_layers
+    has_rule = isinstance(early_exit, str) and ":" in early_exit  # thresholds that were calibrated are safe
+    if (has_rule or model.layers_to_apply(depth) != full) and is_full_depth_only(model.metadata.history):
+        report_unreadable(UnreadableTexts(0, 0, is_untrained_depth=True))
 
 
 def check_pairs(model: RuntimeModel, examples: Sequence[Any]) -> None:

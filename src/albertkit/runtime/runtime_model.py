@@ -18,7 +18,7 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored, require_tokenizer
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_count, check_type
 from albertkit.head_graph import HeadSession
 from albertkit.quantized import quantize_weights, unpack_weights
 from albertkit.runtime.batching import TOKEN_BUDGET
@@ -58,6 +58,8 @@ class RuntimeModel:
         depth: Depth | None = None,
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
+        check_count("token_budget", token_budget)
+        check_type("device", device, (str,), "cpu or cuda")
         weights = stored.weights if bits is None else quantize_stored(stored, bits)
         self.tokenizer = require_tokenizer(stored, str(source))
         self.config, self.metadata = stored.config, stored.metadata
@@ -180,13 +182,13 @@ class RuntimeModel:
         depth = self.depth if depth is None else deepest
         if layer is None:
             return depth
-        if not isinstance(layer, int) or not -depth - 1 <= layer <= deepest:
+        if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or not -depth - 1 <= layer <= deepest:
             raise AlbertkitError(
-                f"layer is {layer}; there are layers 0 (the embeddings) to {deepest}. Pass one of them."
+                f"layer is {layer!r}; there are layers 0 (the embeddings) to {deepest}. Pass one of them."
             )
         if pooling == "pooler" and layer not in (depth, -1):
             raise AlbertkitError("the pooler uses the last layer. Choose mean, cls or max for another one.")
-        return layer if layer >= 0 else depth + 1 + layer
+        return int(layer) if layer >= 0 else depth + 1 + int(layer)
 
 
 def quantize_stored(stored: StoredModel, bits: int) -> Weights:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_count, check_type
 
 ROWS = 8192  # rows compared with the centres at a time
 MOST = 100  # default limit of the number of clusters
@@ -51,7 +51,10 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Cluster
     >>> clusters.labels.tolist()
     [1, 1, 0, 0]
     """
-    rows = np.ascontiguousarray(vectors, np.float32)
+    try:
+        rows = np.ascontiguousarray(vectors, np.float32)
+    except (TypeError, ValueError):
+        check_type("vectors", vectors, (), "the vectors of texts, such as Albert().embed(texts)")
     if rows.ndim != 2 or not len(rows):
         raise AlbertkitError(f"the vectors have shape {rows.shape}. Pass one row per text, for at least one text.")
     if not np.isfinite(rows).all():
@@ -59,8 +62,8 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Cluster
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     if k is None:
         k = min(MOST, max(1, round(math.sqrt(len(rows) / 2))))
-    if k < 1:
-        raise AlbertkitError(f"k={k} is not available. Pass 1 or more.")
+    check_count("k", k)
+    check_count("seed", seed, 0)
     rng = np.random.default_rng(seed)
     results = [_means(rows, _seeds(rows, min(k, len(rows)), rng)) for _ in range(STARTS)]
     labels, closeness = max(results, key=lambda result: float(result[1].sum()))

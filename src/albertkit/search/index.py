@@ -17,9 +17,17 @@ from typing import Protocol
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_type
 from albertkit.runtime.embed import unit_length
-from albertkit.search.index_records import RepeatedIds, SearchHit, SearchResult, check_queries, plain_record
+from albertkit.search.index_records import (
+    RepeatedIds,
+    SearchHit,
+    SearchResult,
+    check_embedder,
+    check_queries,
+    check_search,
+    plain_record,
+)
 from albertkit.search.relevance import NONSENSE, RelevanceLimit
 from albertkit.search.store_address import parse_address
 from albertkit.search.vectors import Ranked, StoredVector, VectorBlock, damage_error, fuse
@@ -35,7 +43,6 @@ from albertkit.unreadable_text import (
 
 __all__ = ["Embedder", "Index", "Record", "SearchHit", "SearchResult"]
 
-MODES = ("hybrid", "vector", "keyword")
 LIMIT = "nonsense"  # key of the vectors of nonsense among the facts of an index
 
 
@@ -82,16 +89,19 @@ class Index(ABC):
 
         `model_path` records the folder or the name of the model.
         """
+        check_embedder(embedder)
         return _opener(path).create(embedder, overwrite, model_path)
 
     @staticmethod
     def open_or_create(path: Path | str, embedder: Embedder, model_path: str = "") -> Index:
         """The index at a path or address, or a new one. Several processes may do this at once; they share the index."""
+        check_embedder(embedder)
         return _opener(path).open_or_create(embedder, model_path)
 
     @staticmethod
     def open(path: Path | str, embedder: Embedder | None) -> Index:
         """Open an index. Without an embedder, it supports deletion and keyword search only."""
+        check_embedder(embedder)
         return _opener(path).open(embedder)
 
     @staticmethod
@@ -142,6 +152,7 @@ class Index(ABC):
         max_unknown: the largest share of different texts that the model cannot read; more of them are an error. It is
         checked before the last batch is stored, and after 10,000 texts.
         """
+        check_type("records", records, (Iterable,), "a list of records such as Record('1', 'a text')")
         changed, source, unreadable = 0, iter(records), UnreadableTexts(0, 0)
         with closing(RepeatedIds()) as ids:
             following = list(islice(source, max(1, batch)))
@@ -193,6 +204,7 @@ class Index(ABC):
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete records by id, or one record; returns the number of deleted records."""
+        check_type("ids", ids, (str, Iterable), "an id, or several in a list")
         chosen = [ids] if isinstance(ids, str) else list(ids)
         wrong = [name for name in chosen if not isinstance(name, str)]
         if wrong:
@@ -244,14 +256,7 @@ class Index(ABC):
         exact: bool = False,
     ) -> list[SearchResult]:
         """`search_many`, with the number of texts that were left out. A blank query is an error."""
-        check_choice("mode", mode, MODES)
-        if not 1 <= k <= 10_000:
-            raise AlbertkitError(f"k={k} is out of range. Pass a whole number from 1 to 10000.")
-        if min_score is not None and (mode == "keyword" or not -1 <= min_score <= 1):
-            raise AlbertkitError(
-                f"min_score={min_score} in mode {mode} is not available: it is a cosine from -1 to 1, and keyword "
-                "search has none. Pass such a number with another mode, or omit it."
-            )
+        check_search(k, mode, min_score, exact)
         if vectors is None or mode != "vector":
             check_queries(queries)
         if not len(queries):

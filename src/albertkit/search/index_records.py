@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, groupby
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_count, check_string, check_type
 from albertkit.text_reader import (
     FORMATS,
     PLAIN_TEXT,
@@ -29,7 +30,9 @@ from albertkit.text_reader import (
     read_records,
     replace_surrogates,
 )
+from albertkit.unreadable_text import is_blank
 
+MODES = ("hybrid", "vector", "keyword")
 SPLITS = ("lines", "paragraphs", "file")
 FOLDER_SUFFIXES = (*PLAIN_TEXT, *FORMATS)
 
@@ -71,6 +74,7 @@ def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: 
 
 def plain_record(record: Record) -> Record:
     """The record as SQLite returns it: plain strings without lone surrogates, and a plain integer."""
+    check_type("record", record, (Record,), "records such as Record('1', 'a text')")
     for name in ("id", "text", "source"):
         value = getattr(record, name)
         if not isinstance(value, str):
@@ -118,12 +122,33 @@ class RepeatedIds:
         self._sql.close()
 
 
+def check_embedder(embedder: object) -> None:
+    """Raise unless a value is an open model, or None."""
+    if embedder is not None and not hasattr(embedder, "embed"):
+        check_type("embedder", embedder, (), "an open model such as Albert()")
+
+
+def check_search(k: int, mode: str, min_score: float | None, exact: bool) -> None:
+    """Raise if an argument of a search is not available."""
+    check_choice("mode", mode, MODES)
+    check_count("k", k, 1, 10_000)
+    check_type("min_score", min_score, (Real, type(None)), "a cosine from -1 to 1")
+    check_type("exact", exact, (bool,), "True or False")
+    if min_score is not None and (mode == "keyword" or not -1 <= min_score <= 1):
+        raise AlbertkitError(
+            f"min_score={min_score} in mode {mode} is not available: it is a cosine from -1 to 1, and keyword "
+            "search has none. Pass such a number with another mode, or omit it."
+        )
+
+
 def check_queries(queries: Sequence[str]) -> None:
     """Raise if a query is blank: it has no words, and the vector of an empty text has no meaning."""
     if isinstance(queries, str):
         raise AlbertkitError(f"queries is the single text {queries!r:.60}. Use search, or pass a list of texts.")
+    check_type("queries", queries, (Iterable,), "a list of texts")
     for number, query in enumerate(queries, 1):
-        if not query.strip():
+        check_string("query", query)
+        if is_blank(query):
             which = "the query" if len(queries) == 1 else f"query {number} of {len(queries):,}"
             raise AlbertkitError(f"{which} is blank: {query!r:.80}. Pass a text with words.")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_path
 
 STORES = ("pgvector", "lancedb", "qdrant")
 TABLE = "albertkit"  # the default name of the table
@@ -56,6 +56,7 @@ def parse_address(text: Path | str) -> StoreAddress | None:
     'pgvector://ada:***@db/notes?table=faq'
     >>> parse_address("notes.idx")
     """
+    check_path("path", text)
     if isinstance(text, Path):
         if is_address(text):
             raise AlbertkitError("the address of an index was passed as a Path, which changes it. Pass a string.")

@@ -23,7 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from albertkit.errors import check_finite
 from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
-from albertkit.runtime.predict import read_heads, task_depth
+from albertkit.runtime.predict import read_heads, report_untrained_depth, task_depth
 from albertkit.runtime.runtime_model import Depth
 from albertkit.serve.batcher import Batcher, BatchJob, ComputeRoute, EngineCall
 from albertkit.serve.request_texts import (
@@ -247,7 +247,7 @@ class RequestContext:
 
         job = BatchJob(EngineCall(cost, call), [()], self.deadline, work=work)
         ((result, found),) = await self._run(job)
-        if not self.unreadable.count or are_new_texts:
+        if not self.unreadable.has_any or are_new_texts:
             self.unreadable = sum(found, self.unreadable)
         return cast(T, result)
 
@@ -343,6 +343,9 @@ class RequestContext:
         """The scores of the task's head and the features, one of each per row."""
         self.count_texts(examples)
         layers = task_depth(model.albert, depth)
+        with collect_unreadable() as found:
+            report_untrained_depth(model.albert, depth)
+        self.unreadable = sum(found, self.unreadable)
         features: list[Feature] = []
         async for group in self.tokenize(partial(features_of_group, model.albert, task), examples):
             features += group

@@ -239,7 +239,7 @@ async def make_response(context: RequestContext, result: object, most: int | Non
     if isinstance(result, Response):
         return result
     found, header = context.unreadable, ""
-    if found.count or found.truncated:  # finding a remedy may open a tokenizer
+    if found.has_any:  # finding a remedy may open a tokenizer
         warnings, without_example = await context.run_tokenizer(lambda: (found.messages(), found.messages(False)))
         header = " ".join(without_example)
         if isinstance(result, WarnedResponse):

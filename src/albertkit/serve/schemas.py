@@ -80,9 +80,9 @@ class TokenItem:
 
 @dataclass(frozen=True, kw_only=True)
 class WarnedResponse:
-    """A response that says if some texts are unreadable for the model. So does the header `WARNING_HEADER`."""
+    """A response with warnings of texts and depths, as in Python. The header `WARNING_HEADER` has them, too."""
 
-    warnings: Annotated[list[str], Meta(description="Why results may be meaningless; usually empty.")] = field(
+    warnings: Annotated[list[str], Meta(description="Why results may be wrong or meaningless; usually empty.")] = field(
         default_factory=list
     )
 

@@ -42,6 +42,7 @@ class ChooseTask(Task):
     heads = ("choose",)
     usage = "choose"
     example_types = (ChoiceExample,)
+    truncates = True
     can_be_explained = False
 
     @classmethod

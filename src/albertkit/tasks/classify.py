@@ -66,6 +66,7 @@ class ClassifyTask(Task):
     heads = ("classify",)
     usage = "classify"
     example_types = (TextExample,)
+    truncates = True
     can_train_on_frozen_vectors = True
 
     def __post_init__(self) -> None:

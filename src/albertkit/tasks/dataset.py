@@ -7,21 +7,25 @@ examples. Imports `readers/`. `train/` and the commands that read labelled data 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_type, nearest
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
 from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
 from albertkit.tasks.readers import LabelledData, ReadOptions, check_rows, read_examples
 from albertkit.tasks.readers.labelled_files import Problems, count_noun, list_names
-from albertkit.tasks.task import Task
+from albertkit.tasks.task import Feature, Task
+from albertkit.tokenizer import Tokenizer
+from albertkit.unreadable_text import UnreadableTexts, report_unreadable
 
 Label = str | float | tuple[str, ...] | None  # of a `TextExample`
+TRAIN, HELD_OUT = "the training examples", "the held-out examples"  # names of examples without a file
 LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
 
 
@@ -56,9 +60,11 @@ def _kind_of_part(train: Sequence[Any], options: ReadOptions) -> str:
 
 def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: bool = False) -> LabelledData:
     """The examples of a list, validated like those of files; all must have one type and one kind of label."""
+    types = TASKS[task].example_types
+    check_type(name, examples, (Sequence,), f"a file, or a list of {types[0].__name__} examples")
     if not examples:
         raise AlbertkitError(f"{name} contains no examples. Pass some examples or a file.")
-    types, first = TASKS[task].example_types, examples[0]
+    first = examples[0]
     expected = next((kind for kind in types if isinstance(first, kind)), types[0])
     has_labels = not TASKS[task].computes_vectors or getattr(first, "label", None) is not None
 
@@ -98,11 +104,11 @@ def _kind_problem(label: Any, first: Any) -> str | None:
     return f"the label is {label!r:.40}, but the first example has {first!r:.40}; {rule}"
 
 
-# Comparison of the labels of two splits ------------------------------------------------------------------------------
+# Comparison of the labels of two splits, and long texts --------------------------------------------------------------
 
 
 def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ...]:
-    """Notes on labels in `dev` that are not in training, and on examples that are in both.
+    """Notes on labels in `dev` that are not in training, on labels that may be mistakes, and on examples in both.
 
     Errors: one split has numbers and the other classes; training contains none of the labels in `dev`.
     """
@@ -113,12 +119,41 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ..
             raise AlbertkitError(f"{example.where or 'a held-out example'}: {problem}")
     labels = [(example, label) for example in dev for label in label_names(example)]
     notes = _unknown_labels(labels, known, "training") if known else []
+    notes += [*_similar_labels(known), *_several_labels(train)]
+    return (*notes, *check_overlap(train, dev))
+
+
+def check_overlap(train: Sequence[Any], dev: Sequence[Any]) -> tuple[str, ...]:
+    """A note if held-out examples are also in the training data, so that their scores are too high."""
     seen = {key for example in train if (key := _identity(example)) is not None}
     twice = [example for example in dev if _identity(example) in seen]
-    if twice:
-        where = f", the first {twice[0].where}" if twice[0].where else ""
-        notes.append(f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} in the training data too{where}")
-    return tuple(notes)
+    where = f", the first {twice[0].where}" if twice and twice[0].where else ""
+    found = f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} in the training data too{where}"
+    return (found,) if twice else ()
+
+
+def _similar_labels(known: Iterable[LabelName]) -> list[str]:
+    """A note if two labels differ only in case, width or spaces."""
+    spellings: dict[LabelName, str] = {}
+    for kind, label in known:
+        other = spellings.setdefault((kind, " ".join(normalize("NFKC", label).casefold().split())), label)
+        if other != label:
+            return [f"the labels {other!r} and {label!r} are different classes. Write both alike if they are one"]
+    return []
+
+
+def _several_labels(train: Sequence[Any]) -> list[str]:
+    """A note if a text has different labels in different examples."""
+    labels: dict[Any, Any] = {}
+    wrong = []
+    for example in train:
+        if isinstance(example, TextExample) and labels.setdefault(_identity(example), example.label) != example.label:
+            wrong.append(example)
+    if not wrong:
+        return []
+    other = labels[_identity(wrong[0])]
+    first = f"{wrong[0].where or 'an example'}: {wrong[0].text!r:.60} has {wrong[0].label!r:.40} and {other!r:.40}"
+    return [f"{count_noun(len(wrong), 'example')} with another label than the same text before; the first: {first}"]
 
 
 def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "counted as missed") -> tuple[str, ...]:
@@ -132,6 +167,28 @@ def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "count
     kinds = {kind for kind, _ in known}
     labels = [(example, pair) for example in examples for pair in label_names(example) if pair[0] in kinds]
     return tuple(_unknown_labels(labels, known, "the model", effect))
+
+
+def report_truncated(
+    task: Task,
+    parts: Mapping[str, tuple[Sequence[Any], Sequence[Feature]]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    longest: int,
+) -> None:
+    """Warn once for each file with texts of which training uses only a part.
+
+    parts: examples and their features, by a name for examples that have no file. longest: tokens of the model.
+    """
+    total, cut = Counter[str](), Counter[str]()
+    for name, (examples, features) in parts.items():
+        files = [str(getattr(example, "where", "")).rpartition(":")[0] or name for example in examples]
+        total.update(files)
+        cut.update(files[place] for place in task.truncated(examples, features, tokenizer, max_length))
+    limit = task.text_room(max_length)
+    for file, count in cut.items():
+        longer = longest - max_length + limit
+        report_unreadable(UnreadableTexts(0, total[file], truncated=count, limit=limit, longest=longer, where=file))
 
 
 def _unknown_labels(

@@ -57,6 +57,7 @@ class DialogueTask(Task):
     usage = "track"
     example_types = (DialogueTurn,)
     can_be_explained = False
+    truncates = True
     has_independent_results = False
 
     @classmethod

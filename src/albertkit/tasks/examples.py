@@ -16,6 +16,7 @@ from math import isfinite
 from numbers import Integral
 
 from albertkit.text_reader import TEXT_LIMIT
+from albertkit.unreadable_text import is_blank
 
 TEXT_FIELDS = ("text", "pair", "question", "context", "source", "system", "user")
 
@@ -34,6 +35,11 @@ class Example:
         """All texts that the model reads, joined by spaces."""
         parts = [getattr(self, name, None) for name in TEXT_FIELDS]
         return " ".join([*(part for part in parts if part), *getattr(self, "choices", ())])
+
+    def is_blank(self) -> bool:
+        """Whether a text that a prediction needs is blank."""
+        parts = [getattr(self, name, None) for name in TEXT_FIELDS if name != "system"]
+        return any(part is not None and is_blank(part) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,10 @@ class ChoiceExample(Example):
             return f"the answer must be a number from 0 to {count - 1}, in files also a letter up to {last}; correct it"
         return None
 
+    def is_blank(self) -> bool:
+        """As in `Example`; one of context and question may be empty."""
+        return is_blank(self.context + self.question) or any(map(is_blank, self.choices))
+
 
 @dataclass(frozen=True)
 class RewriteExample(Example):
@@ -237,7 +247,7 @@ def text_problem(text: object, name: str) -> str | None:
         return f"the {name} is missing; write one"
     if not isinstance(text, str):
         return f"the {name} is a {type(text).__name__}; write a text in quotes"
-    if not text.strip():
+    if is_blank(text):
         return f"the {name} is empty; write one or delete the row"
     if len(text) > TEXT_LIMIT:
         return f"the {name} has over {TEXT_LIMIT:,} characters; split it into several texts"

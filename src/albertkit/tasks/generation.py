@@ -87,13 +87,25 @@ class GenerateTask(Task):
     def sources(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
         """[CLS] source [SEP] as ids; long sources are truncated."""
         first, last, _ = special_ids(tokenizer)
-        room = max_length - self.target_length - SPECIAL_TOKENS
+        room = self.text_room(max_length)
         if room < MIN_SOURCE:
             raise AlbertkitError(
                 f"target_length={self.target_length} leaves {max(0, room)} of {max_length} tokens for a source. "
                 "Use a smaller --target-length or a larger --max-length."
             )
         return [[first, *ids[:room], last] for ids in tokenizer.ids_batch(texts)]
+
+    def text_room(self, max_length: int) -> int:
+        """Tokens of a source, without special tokens."""
+        return max_length - self.target_length - SPECIAL_TOKENS
+
+    def truncated(
+        self, examples: Sequence[RewriteExample], features: Sequence[Feature], tokenizer: Tokenizer, max_length: int
+    ) -> list[int]:
+        """The indexes of the examples with a source that is truncated."""
+        room = self.text_room(max_length)
+        sources = tokenizer.ids_batch([example.source for example in examples])
+        return [place for place, ids in enumerate(sources) if len(ids) > room]
 
     def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One per example: [CLS] source [SEP] target [SEP] [MASK] … [MASK]; a truncated target has no end token.

@@ -54,6 +54,7 @@ class MatchTask(Task):
     usage = "index (in Python: similarity)"
     example_types = (TextExample,)
     setting_names = ("loss",)
+    truncates = True
     computes_vectors = True
     has_correct_results = False
 

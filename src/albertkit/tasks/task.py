@@ -63,6 +63,8 @@ class Task:
     """Whether the result is computed from vectors that are useful without the task."""
     has_correct_results: ClassVar[bool] = True
     """Whether a result is either correct or wrong, unlike a cosine or a generated text."""
+    truncates: ClassVar[bool] = False
+    """Whether features contain only a part of a long text, instead of all of it in several windows."""
     has_independent_results: ClassVar[bool] = True
     """Whether a result depends on its own example alone; a dialogue state contains earlier turns."""
 
@@ -85,6 +87,18 @@ class Task:
     def features(self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Inputs of the encoder, in the order of the examples; with targets if the examples have labels."""
         raise NotImplementedError
+
+    def text_room(self, max_length: int) -> int:
+        """Tokens of a text that the features contain, special tokens included."""
+        return max_length
+
+    def truncated(
+        self, examples: Sequence[Any], features: Sequence[Feature], tokenizer: Tokenizer, max_length: int
+    ) -> list[int]:
+        """The indexes of the examples of which `features` contain only a part."""
+        full = sorted({f.example for f in features if len(f.ids) >= max_length}) if self.truncates else []
+        longer = self.features([examples[place] for place in full], tokenizer, max_length + 1)
+        return [full[place] for place in sorted({f.example for f in longer if len(f.ids) > max_length})]
 
     def results(self, scores: Sequence[Any], features: Sequence[Feature], examples: Sequence[Any]) -> list[Any]:
         """One result per example, from the scores of each feature; for several heads, tuples of scores.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, check_path, need
 from albertkit.tokenizer.normalizer import SPACE, check_text
 from albertkit.tokenizer.tokenizer_files import read_folder, write_folder
 from albertkit.tokenizer.unigram import TokenSpans, Unigram
@@ -80,6 +80,7 @@ class Tokenizer:
 
         trusted: the files were written together (their hashes were checked), so they are not compared.
         """
+        check_path("folder", folder)
         with _pause_garbage_collection():
             return cls(read_folder(Path(folder), vocab_size, trusted))
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -173,6 +173,8 @@ class StopRequest:
     """Whether a signal requested a stop. Not an `Event`, whose lock can deadlock in a signal handler."""
 
     is_set: bool = False
+    number: int = 0
+    """The signal."""
 
 
 @contextmanager
@@ -183,7 +185,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     def request(number: int, frame: object) -> None:
         if stop.is_set and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.is_set = True
+        stop.is_set, stop.number = True, number
 
     try:
         before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -194,6 +196,19 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def raise_stopped(number: int) -> NoReturn:
+    """End the program as a signal would have without the training, which has saved a checkpoint.
+
+    The program's own handler is called first. Ctrl-C is then a `KeyboardInterrupt`, and SIGTERM an exit with code 143.
+    """
+    handler = signal.getsignal(number) if number else None
+    if callable(handler) and handler is not signal.default_int_handler:
+        handler(number, None)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt("training was stopped after a checkpoint was saved. Repeat the call to resume.")
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 # The log of metrics --------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from albertkit.train.distill_data import DistillData, DistillSettings, VectorDis
 from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, without_projection
 from albertkit.train.distill_vectors import TARGETS, VectorDistillTask, check_widths
 from albertkit.train.distributed import choose_device
+from albertkit.train.finetune_report import warn_of_few
 from albertkit.train.loop import TrainResult, train
 from albertkit.train.pretrain import fit_vocabulary
 from albertkit.train.run_lock import lock_run
@@ -111,6 +112,8 @@ def distill(
     )
     max_length = job.max_length if states is None else min(job.max_length, states.max_length)
     task = DistillTask(job.data, job.student, job.settings, settings, outputs, max_length)
+    task.report_truncated()
+    warn_of_few(task.dev_size)
     result = train(task, job.settings, output, resume=resume, log=log, progress_bar=progress_bar)
     if result.model is not None and PROJECTION in read_artifact(result.model).weights:
         write_artifact(without_projection(read_artifact(result.model)), result.model, overwrite=True)

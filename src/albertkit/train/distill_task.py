@@ -69,6 +69,8 @@ class TeacherOutputs:
 class TextsOnly(Task):
     """Texts without a task."""
 
+    truncates = True
+
     def features(self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Token ids of each text, truncated."""
         features = []

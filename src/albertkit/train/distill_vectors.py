@@ -80,6 +80,7 @@ class VectorDistillTask:
     """Distillation of sentence vectors, for `loop.train`."""
 
     has_fixed_shape = False
+    dev_size = 0
 
     def __init__(
         self, student: Artifact, passages: Path, settings: TrainSettings, distill: VectorDistillSettings

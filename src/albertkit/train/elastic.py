@@ -36,7 +36,7 @@ from albertkit.tasks.tag import IntentTask, TagTask
 from albertkit.tasks.task import Feature, Task, lower_is_better
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import call_in_dtype
-from albertkit.train.finetune_report import FinetuneResult
+from albertkit.train.finetune_report import FinetuneResult, warn_of_few
 from albertkit.train.finetune_runs import FinetuneJob, run_seeds
 from albertkit.train.finetune_task import (
     EVAL_TOKENS,
@@ -258,6 +258,7 @@ def finetune_elastic(
     epochs = settings.epochs or max(1.0, preset_epochs(len(train)) * share)
     length = settings.max_length or int(source.metadata.details.get("max_length", 128))
     settings = dataclasses.replace(settings, epochs=epochs, max_length=length)
+    warn_of_few(len(dev))
     return run_seeds(FinetuneJob(task, artifact, train, dev, Path(output), settings), log)
 
 

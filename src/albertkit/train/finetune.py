@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact
-from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.errors import AlbertkitError, check_path, check_string, check_type, nearest, need
 from albertkit.interop.convert import open_model
 from albertkit.runtime.early_exit import EarlyExit, last_exit_depth
 from albertkit.runtime.predict import predict
 from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
+from albertkit.tasks.dataset import check_known_labels, check_labels, check_overlap, read_parts, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
-from albertkit.train.finetune_report import FinetuneResult
+from albertkit.train.finetune_report import FinetuneResult, warn_of_few
 from albertkit.train.finetune_runs import FAILURES, FinetuneJob, run_seeds
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.presets import FEW_EXAMPLES
@@ -81,6 +81,9 @@ def finetune(
     >>> Albert(result.model).classify("The best coffee machine I ever had!").label
     'praise'
     """
+    check_path("output", output)
+    check_type("settings", settings, (FinetuneSettings, type(None)), "FinetuneSettings, or each option by its name")
+    check_type("log", log, (Callable,), "a function such as print")  # type: ignore[arg-type]
     learning, reading, task_options = _split_options(task, options)
     settings = dataclasses.replace(settings or FinetuneSettings(), **learning)
     need(*(("sklearn", "frozen") if settings.is_frozen else ("torch", "train")), "fine-tuning")
@@ -89,8 +92,15 @@ def finetune(
         raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
     parts = read_parts(task, sources, reading, log)
     examples, held_out = parts["train"], parts.get("dev", [])
-    if dev is None and not settings.nearest:
-        examples, held_out = split_examples(examples)
+    notes = check_labels(examples, held_out) if log is _no_log else ()
+    if dev is None:
+        if not settings.nearest:
+            examples, held_out = split_examples(examples)
+        notes = (*notes, *check_overlap(examples, held_out))
+    for note in notes:
+        log(note)
+        if log is _no_log:
+            warnings.warn(note, stacklevel=2)
     if task == "classify" and not settings.is_frozen:
         if len(examples) < FEW_EXAMPLES and all(isinstance(e.label, str) and not e.pair for e in examples):
             log(f"{len(examples)} examples are few for training the whole model; --freeze may give better results")
@@ -98,6 +108,7 @@ def finetune(
             task_options["separator"] = reading.separator
     with lock_run(Path(output)):
         done = finetune_examples(task, examples, held_out, output, model, settings, log, head, **task_options)
+    warn_of_few(done.dev_examples)
     failed = next((run for run in done.runs if run.get("failed")), None)
     if failed and log is _no_log:
         warnings.warn(
@@ -108,6 +119,7 @@ def finetune(
 
 def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
     """Fields of `FinetuneSettings`, `ReadOptions`, and options of the task."""
+    check_string("task", task)
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}. Choose one of {', '.join(TASKS)}.")
     learning, reading = ({field.name for field in dataclasses.fields(c)} for c in (FinetuneSettings, ReadOptions))
@@ -236,6 +248,7 @@ def evaluate(
     >>> from albertkit import evaluate
     >>> evaluate("sentiment", "test.tsv").metrics["accuracy"]  # doctest: +SKIP
     """
+    check_type("options", options, (ReadOptions, type(None)), "ReadOptions")
     albert = model if isinstance(model, Albert) else Albert(model)
     task, options = albert.metadata.task, options or ReadOptions()
     if task not in TASKS:

@@ -65,6 +65,8 @@ def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
 
 
 def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
+    from albertkit.train.checkpoint import raise_stopped
+
     settings, output = job.settings, job.output
     check_output(output, job.task.name, settings, log)
     job = dataclasses.replace(job, begin=cache(partial(begin_run, output, job.task.name, settings)))  # once
@@ -83,7 +85,7 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
         if number == 0 and dev_before not in (None, attempt.summary["dev"]):
             log("note: the best epoch was selected on other held-out examples; metrics are of the new ones")
         if attempt.result.model is None:
-            raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
+            raise_stopped(attempt.result.stopped_by)
         runs.append({**attempt.summary, "metrics": attempt.result.metrics})
         if best is None or attempt.score > best[0]:
             best = attempt.score, read_artifact(attempt.result.model), attempt.task
@@ -96,7 +98,7 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     write_settings(output, job.task.name, settings)
     evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
     write_report(output, evaluated, artifact, runs)
-    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
+    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs, len(job.dev))
 
 
 def _with_spread(artifact: Artifact, metrics: list[dict[str, float]]) -> Artifact:
@@ -173,6 +175,8 @@ def _run_once(job: FinetuneJob, seed: int, rate_factor: float, log: Log) -> Atte
     task.settings = loop_settings(settings, steps, rate, seed, _evaluations(job.settings, schedule.epochs))
     task.model.encoder.checkpointing = settings.gradient_checkpointing
     task.model.encoder.layer_decay = settings.layer_decay
+    if seed == settings.seed and rate_factor == 1:  # the first start
+        task.report_truncated()
     job.begin()
     folder = job.output / "runs" / f"seed-{seed}"
     done = max(saved_steps(folder), default=0)

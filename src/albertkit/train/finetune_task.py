@@ -25,6 +25,7 @@ from albertkit.runtime.batching import group_by_length
 from albertkit.tasks import load_task
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.dataset import HELD_OUT, TRAIN, report_truncated
 from albertkit.tasks.task import IGNORE_INDEX, Feature, Task
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
@@ -54,9 +55,8 @@ class FinetuneObjective(nn.Module):
 
     def __init__(self, model: AlbertModel, task: Task) -> None:
         super().__init__()
-        self.model, self.task = model, task
+        self.model, self.task, self.heads = model, task, task.heads
         self.network: nn.Module = model  # the model, or a wrapper around it
-        self.heads = task.heads
         has_custom_head = any(isinstance(head, CustomHead) for head in model.heads.values())
         self.reads_all_tokens = has_custom_head or not set(self.heads) <= FIRST_TOKEN_HEADS
         self.dtype = torch.float32
@@ -102,7 +102,7 @@ class FinetuneTask:
             task = dataclasses.replace(task, score_scale=1.0)  # scores are now those of this training
         self.task, self.initial_model, self.settings = task, model, settings
         self.max_length = min(max_length, model.config.max_position_embeddings)
-        self.examples, self.dev = train, dev
+        self.examples, self.dev, self.dev_size = train, dev, len(dev)
         self.features = group_features(task.features(train, self.tokenizer, self.max_length), len(train))
         if not self.features:
             raise AlbertkitError("there are no examples to train on. Pass some with labels.")
@@ -120,6 +120,13 @@ class FinetuneTask:
         self.last_scores: list[Any] = []  # of the last evaluation, like the results and the metric names
         self.results: list[Any] = []
         self._metric_names: list[str] = []
+
+    def report_truncated(self) -> None:
+        """Warn once for each file with texts longer than the maximum length."""
+        features = [feature for unit in self.features for feature in unit]
+        parts = {TRAIN: (self.examples, features), HELD_OUT: (self.dev, self.dev_features)}
+        room = self.initial_model.config.max_position_embeddings
+        report_truncated(self.task, parts, self.tokenizer, self.max_length, room)
 
     def identity_bytes(self) -> bytes:
         """What `identity` depends on besides the examples: the initial weights."""
@@ -254,6 +261,7 @@ class FinetuneTask:
             "steps": state.step,
             "minutes": state.minutes,
             "examples": len(self.features),
+            "dev_examples": len(self.dev),
             "settings": recorded_settings(self.settings),
         }
         details = task_details(task, self.max_length)
@@ -299,8 +307,7 @@ def compute_scores(
         targets = [f.target for f in chosen]
         with torch.no_grad():
             out = objective.run(make_batch(chosen).to(device), targets)
-        is_generation = objective.heads == ("mlm",)
-        rows = split_token_scores(out, targets) if is_generation else split_scores(out, objective.heads)
+        rows = split_token_scores(out, targets) if objective.heads == ("mlm",) else split_scores(out, objective.heads)
         for i, row in zip(numbers, rows, strict=True):
             scores[i] = row
     check_finite("scores", scores)
@@ -319,8 +326,8 @@ def group_features(features: list[Feature], examples: int) -> list[list[Feature]
 
 def loss_settings(task: Task) -> list[tuple[str, object]]:
     """The fields of a task that change the loss (margin, weights …) and differ from the defaults."""
-    fields = _fields(task)
-    values = [(f.name, getattr(task, f.name), f.default) for f in fields if f.name not in FIELDS_WITHOUT_LOSS]
+    fields = [f for f in _fields(task) if f.name not in FIELDS_WITHOUT_LOSS]
+    values = [(f.name, getattr(task, f.name), f.default) for f in fields]
     custom: list[tuple[str, object]] = [("loss", type(task).__name__)] if custom_loss(task) else []
     kinds = str | int | float | tuple | list
     return custom + [(name, value) for name, value, default in values if isinstance(value, kinds) and value != default]
@@ -380,8 +387,7 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
 
 def task_details(task: Task, max_length: int) -> dict[str, Any]:
     """The task's settings, as JSON."""
-    fields = _fields(task)
-    values = {f.name: getattr(task, f.name) for f in fields if f.name != "labels"}
+    values = {f.name: getattr(task, f.name) for f in _fields(task) if f.name != "labels"}
     return {"max_length": max_length, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 

@@ -27,12 +27,13 @@ from albertkit.runtime.embed import unit_length, window_vectors
 from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
+from albertkit.tasks.dataset import HELD_OUT, TRAIN, report_truncated
 from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.linear_heads import LinearHead, fit_logistic, fit_nearest
 from albertkit.train.run_settings import begin_run
 from albertkit.train.train_settings import FinetuneSettings
-from albertkit.unreadable_text import check_training_texts
+from albertkit.unreadable_text import NOTHING, check_training_texts, collect_unreadable, report_unreadable
 
 OUT_OF_SCOPE_SHARE = 0.75
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
@@ -67,7 +68,13 @@ def train_frozen_head(
     begin_run(output, task, settings)
     write_head(artifact, model, output / "model", overwrite=(output / "model").exists())
     albert = Albert(output / "model")
-    results = predict(albert, dev, "classify") if len(dev) else []
+    features = albert.task.features(train, albert.tokenizer, albert.max_task_tokens)
+    dev_features = albert.task.features(dev, albert.tokenizer, albert.max_task_tokens)
+    parts = {TRAIN: (train, features), HELD_OUT: (dev, dev_features)}
+    report_truncated(albert.task, parts, albert.tokenizer, albert.max_task_tokens, albert.max_tokens)
+    with collect_unreadable() as found:
+        results = predict(albert, dev, "classify") if len(dev) else []
+    report_unreadable(dataclasses.replace(sum(found, NOTHING), truncated=0))  # they were reported by file
     metrics: dict[str, float] = {}
     if len(dev):
         metrics = albert.task.measure(results, dev)
@@ -77,7 +84,7 @@ def train_frozen_head(
     runs = [{"seed": settings.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(output / "runs.json", runs)
     write_report(output, EvaluatedRun(train, dev, albert.task, results), artifact, runs)
-    return FinetuneResult(output / "model", metrics, runs)
+    return FinetuneResult(output / "model", metrics, runs, len(dev))
 
 
 def draw_shots(examples: Sequence[TextExample], shots: int, seed: int = 0) -> list[TextExample]:

@@ -46,6 +46,8 @@ class Alarm:
 class TrainingTask(Protocol):
     """A training task: a model, its data and its loss."""
 
+    dev_size: int  # held-out examples; 0 if they are not counted
+
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of the numbers that the objective sums up."""
@@ -93,6 +95,8 @@ class TrainResult:
     model: Path | None  # the folder of the finished model, or None if the training was stopped
     state: TrainState
     metrics: dict[str, float]
+    dev_size: int = 0  # held-out examples
+    stopped_by: int = 0  # the signal that stopped the training
 
 
 def train(
@@ -113,9 +117,8 @@ def train(
             return run.train(stop)
         except torch.OutOfMemoryError:
             rows = settings.micro_batch_size or settings.batch_size
-            raise AlbertkitError(
-                f"the device ran out of memory with {rows} rows. Set --micro-batch-size to half of that."
-            ) from None
+            text = f"the device ran out of memory with {rows} rows. Set --micro-batch-size to half of that."
+            raise AlbertkitError(text) from None
         finally:
             if run.train_log:
                 run.train_log.close()
@@ -249,11 +252,9 @@ class TrainingRun:
                 self.save()
                 saved_at = time.perf_counter()
             if is_stopped:
-                how = "" if self.resumes else " with --resume"
-                self.log(
-                    f"stopped at step {self.state.step:,} and saved a checkpoint. Rerun the command{how} to resume."
-                )
-                return TrainResult(None, self.state, self.metrics)
+                how = "Rerun the command to resume." if self.resumes else "Rerun the command with --resume to resume."
+                self.log(f"stopped at step {self.state.step:,} and saved a checkpoint. {how}")
+                return TrainResult(None, self.state, self.metrics, self.task.dev_size, stop.number)
             if self.is_out_of_patience():
                 self.log(f"no improvement in {settings.patience} evaluations: ending at step {self.state.step:,}")
                 break
@@ -361,7 +362,8 @@ class TrainingRun:
                 names = [*list(self.metrics)[: LOGGED_SCORES - 1], self.task.selection_metric, *self.metrics]
                 names = [name for name in dict.fromkeys(names) if name in self.metrics][:LOGGED_SCORES]
                 shown = ", ".join(f"{name.replace('_', ' ')} {self.metrics[name]:.4f}" for name in names)
-                self.log(f"step {self.state.step:,}: {shown}")
+                size = f" ({self.task.dev_size:,} held-out examples)" if self.task.dev_size else ""
+                self.log(f"step {self.state.step:,}: {shown}{size}")
         self.processes.barrier()
         self.tokens_since_log, self.logged_at = 0, time.perf_counter()
 
@@ -392,4 +394,4 @@ class TrainingRun:
                 self.state = last
             write_artifact(self.task.to_artifact(self.metrics, self.state), target, overwrite=target.exists())
         self.processes.barrier()
-        return TrainResult(target, self.state, self.metrics)
+        return TrainResult(target, self.state, self.metrics, self.task.dev_size)

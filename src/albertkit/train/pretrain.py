@@ -111,6 +111,7 @@ class PretrainTask:
 
     selection_metric = "mlm_loss"
     has_fixed_shape = True
+    dev_size = 0
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ from albertkit.runtime.graph import LOWEST
 from albertkit.runtime.graph_builder import MAX_LEVEL
 from albertkit.runtime.predict import task_scores
 from albertkit.tasks.task import Feature
+from albertkit.train.checkpoint import raise_stopped
 from albertkit.train.distill_data import DistillData, DistillSettings, RecoverySettings
 from albertkit.train.distill_task import DistillTask, TeacherOutputs, without_projection
 from albertkit.train.distributed import choose_device
@@ -123,7 +124,7 @@ def recover_model(
     prepare(task)
     result = train(task, task.settings, output, resume=True, log=log, progress_bar=progress_bar)
     if result.model is None:
-        raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
+        raise_stopped(result.stopped_by)
     return without_projection(read_artifact(result.model)), result.metrics
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_fields
 from albertkit.options import setting
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class TrainSettings:
     tensorboard: bool = setting(True, "Write metrics for TensorBoard, if tensorboardX is installed.")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         budgets = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
         if len(budgets) != 1:
             given = " and ".join(budgets) or "none"
@@ -130,6 +131,7 @@ class PretrainSettings:
     alarm: bool = setting(True, "Rewind a run whose loss jumps, and stop one that has collapsed.")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_numbers(self, "0 or above, and below 1", "short_ratio", "single_ratio")
         check_numbers(self, "0 or above", "sop_weight", "consistency_weight")
         check_choice("consistency_similarity", self.consistency_similarity, SIMILARITIES)
@@ -208,6 +210,7 @@ class FinetuneSettings:
     shortest_input: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_numbers(self, "above 0", "epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots")
         check_numbers(self, "0 or above", "restarts")
         check_numbers(self, "0 or above, and below 1", "dropout")

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, check_choice
+from albertkit.errors import AlbertkitError, check_choice, check_fields
 from albertkit.options import setting
 from albertkit.text_reader import (
     BOM,
@@ -61,6 +61,7 @@ class ReadOptions:
     skip_bad: bool = setting(False, "Skip and count bad rows instead of stopping.", advanced=True)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, allowed in (("header", HEADERS), ("format", FORMATS), ("kind", KINDS)):
             check_choice(name, getattr(self, name), allowed)
         if self.separator == "":
@@ -97,9 +98,7 @@ class Problems:
         if self.count and not (self.skip_bad and kept):
             more = f", the first {MAX_SHOWN} here" if self.count > MAX_SHOWN else ""
             what = "and no good row" if self.skip_bad else "that must be corrected, or skipped (--skip-bad)"
-            raise AlbertkitError(
-                f"{self.name} has {count_noun(self.count, 'problem')} {what}{more}:\n  " + "\n  ".join(self.shown)
-            )
+            raise AlbertkitError(f"{self.name} has {count_noun(self.count, 'problem')} {what}{more}:", *self.shown)
         if not kept:
             raise AlbertkitError(f"{self.name} contains no example. Pass a file with at least one row.")
         if self.count:
