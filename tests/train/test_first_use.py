@@ -137,7 +137,10 @@ def test_pairs_without_labels_belong_together(start, tmp_path):
     made = run(finetune, "match", path, "-o", tmp_path / "out", "--model", start, "--epochs", "1", "--restarts", "0")
     assert made.exit_code == 0, made.output
     shown = json.loads(made.stdout.splitlines()[-1])
-    assert list(shown)[:3] == ["model", "dev_examples", "nearest"] and 0 <= shown["nearest"] <= shown["reciprocal_rank"] <= 1
+    assert (
+        list(shown)[:3] == ["model", "dev_examples", "nearest"]
+        and 0 <= shown["nearest"] <= shown["reciprocal_rank"] <= 1
+    )
     assert Albert(tmp_path / "out" / "model").task.loss == "mnrl"
 
 
