@@ -30,7 +30,6 @@ from albertkit.text_reader import (
     read_records,
     replace_surrogates,
 )
-from albertkit.unreadable_text import is_blank
 
 MODES = ("hybrid", "vector", "keyword")
 SPLITS = ("lines", "paragraphs", "file")
@@ -148,7 +147,7 @@ def check_queries(queries: Sequence[str]) -> None:
     check_type("queries", queries, (Iterable,), "a list of texts")
     for number, query in enumerate(queries, 1):
         check_string("query", query)
-        if is_blank(query):
+        if not query.strip():
             which = "the query" if len(queries) == 1 else f"query {number} of {len(queries):,}"
             raise AlbertkitError(f"{which} is blank: {query!r:.80}. Pass a text with words.")
 

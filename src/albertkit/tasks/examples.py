@@ -247,7 +247,7 @@ def text_problem(text: object, name: str) -> str | None:
         return f"the {name} is missing; write one"
     if not isinstance(text, str):
         return f"the {name} is a {type(text).__name__}; write a text in quotes"
-    if is_blank(text):
+    if not text.strip():
         return f"the {name} is empty; write one or delete the row"
     if len(text) > TEXT_LIMIT:
         return f"the {name} has over {TEXT_LIMIT:,} characters; split it into several texts"

@@ -54,7 +54,7 @@ export async function ask(path, body, signal) {
     throw new Problem(again ? `${sentence(said)} ${t("error.again", { seconds: again })}` : sentence(said), response.status);
   }
   if (answer === null) throw new Problem(t("error.json"));
-  if (response.headers.has("x-albertkit-warning")) signal?.dispatchEvent(new Event("unreadable"));
+  if (response.headers.get("x-albertkit-warning")?.includes("cannot read")) signal?.dispatchEvent(new Event("unreadable"));
   const timing = /compute;dur=([\d.]+)/.exec(response.headers.get("server-timing") ?? "");
   return { answer, compute: timing ? Number(timing[1]) : null, all: performance.now() - began };
 }
