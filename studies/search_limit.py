@@ -24,8 +24,8 @@ from unittest.mock import patch
 
 from albertkit import Albert, Index, Record
 from albertkit.data.sentences import split_sentences
+from albertkit.input_warnings import collect_problems
 from albertkit.search import keywords
-from albertkit.unreadable_text import collect_unreadable
 
 RESULT = Path(__file__).parent / "results" / "scripts.json"
 QUERIES = 500  # of SQuAD and CMRC 2018
@@ -44,7 +44,7 @@ def main(data: Path) -> None:
             for mode in ("vector", "hybrid"):
                 measure(index, mode, queries)
             made = nonsense()
-            with collect_unreadable():
+            with collect_problems():
                 found = {kind: index.search_many(strings) for kind, strings in made.items()}
             print("  nonsense with hits:", {kind: sum(map(bool, hits)) for kind, hits in found.items()}, "of 200 each")
 

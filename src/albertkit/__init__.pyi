@@ -10,6 +10,13 @@ from albertkit.compress.static_model import StaticModelResult, make_static_model
 from albertkit.config import AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, Explanation
+from albertkit.input_warnings import (
+    BlankTextWarning,
+    TruncatedTextWarning,
+    UnreadableTextError,
+    UnreadableTextWarning,
+    UntrainedDepthWarning,
+)
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.onnx_export import ExportResult, ExportSettings, export
 from albertkit.interop.web_export import WebExportResult, export_web
@@ -43,13 +50,6 @@ from albertkit.text_reader import Record
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune import EvaluationResult, evaluate, finetune
 from albertkit.train.finetune_report import FinetuneResult, SmallDevSetWarning
-from albertkit.unreadable_text import (
-    BlankTextWarning,
-    TruncatedTextWarning,
-    UnreadableTextError,
-    UnreadableTextWarning,
-    UntrainedDepthWarning,
-)
 
 __version__: str
 

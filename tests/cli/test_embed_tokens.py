@@ -15,8 +15,8 @@ from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
+from albertkit.input_warnings import UnreadableTextWarning
 from albertkit.serve.serve_settings import ServeSettings
-from albertkit.unreadable_text import UnreadableTextWarning
 from tests.conftest import tiny
 from tests.test_albert import make
 

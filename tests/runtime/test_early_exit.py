@@ -16,6 +16,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
+from albertkit.input_warnings import UntrainedDepthWarning
 from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
@@ -33,7 +34,6 @@ from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.tasks.confidence import UncertaintyEstimator, cosines
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample, split_words
 from albertkit.tokenizer import Tokenizer
-from albertkit.unreadable_text import UntrainedDepthWarning
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

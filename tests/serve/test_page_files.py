@@ -9,9 +9,9 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from albertkit.input_warnings import InputProblems
 from albertkit.interop.web_export import WEB
 from albertkit.serve.browser_files import script_routes
-from albertkit.unreadable_text import UnreadableTexts
 
 SAME = ("language", "code.python", "code.curl", "depth.of")  # not in Chinese signs
 TABS = ("compare", "search", "fill", "classify", "tag", "answer", "explain", "depth")
@@ -63,7 +63,7 @@ def test_the_server_has_no_demo_page_and_no_service_worker():
 
 
 def test_the_page_knows_the_warning_of_unreadable_texts_from_others():
-    found = UnreadableTexts(1, 2, "我", 1.0, truncated=1, limit=8, blank=1, is_untrained_depth=True)
+    found = InputProblems(1, 2, "我", 1.0, truncated=1, limit=8, blank=1, is_untrained_depth=True)
     unreadable, *others = found.messages()
     phrase = re.search(r'x-albertkit-warning"\)\?\.includes\("([^"]+)"', (PAGE / "api.js").read_text())[1]
     assert phrase in unreadable and len(others) == 3 and not any(phrase in message for message in others)

@@ -15,12 +15,12 @@ from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.folder_replace import lock_folder
+from albertkit.input_warnings import UnreadableTextError
 from albertkit.train.checkpoint import saved_steps
 from albertkit.train.elastic import finetune_elastic
 from albertkit.train.finetune import finetune_examples
 from albertkit.train.finetune_report import FinetuneResult
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings
-from albertkit.unreadable_text import UnreadableTextError
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts
 

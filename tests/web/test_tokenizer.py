@@ -13,9 +13,9 @@ import pytest
 
 from albertkit.builtin import resolve
 from albertkit.errors import AlbertkitError
+from albertkit.input_warnings import unknown_share
 from albertkit.interop.web_tokenizer import tokenizer_data
 from albertkit.tokenizer import Tokenizer
-from albertkit.unreadable_text import unknown_share
 from tests.conftest import ROOT, SHARED
 from tests.web.node import call_tokenizer
 

@@ -41,9 +41,9 @@ from albertkit.bulk.worker import (
 from albertkit.errors import AlbertkitError, check_choice, short_reason
 from albertkit.file_io import add_checksum, take_checksum
 from albertkit.folder_replace import LOCK, lock_file
+from albertkit.input_warnings import InputProblems, collect_problems, report_problems
 from albertkit.runtime.torch_engine import check_device, check_precision
 from albertkit.text_reader import TextFile
-from albertkit.unreadable_text import UnreadableTexts, collect_unreadable, report_unreadable
 
 MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # Parquet readers skip names that start with "_"
 Engine = Callable[[BulkJob, Iterable[WorkPart], int], Iterator[PartResult]]
@@ -88,21 +88,21 @@ def bulk(
         table, files = folder.open(progress)
         total, (finished, damaged) = int(table["rows"].sum()), folder.earlier_parts(table)
         rows = before = int(table["rows"][finished].sum())
-        bad_rows, done_parts, unreadable = 0, 0, UnreadableTexts(0, 0)
+        bad_rows, done_parts, problems = 0, 0, InputProblems()
         progress("parts", rows, total)
         numbers = np.setdiff1d(np.arange(len(table)), finished).tolist()
         parts = (get_part(table, files, number) for number in numbers)
         for result in engine(job, parts, min(workers, len(numbers))) if numbers else ():
             rows, bad_rows, done_parts = rows + result.rows, bad_rows + result.bad_rows, done_parts + 1
-            unreadable += result.unreadable
+            problems += result.problems
             progress("parts", rows, total)
         folder.check_complete(table)
-    report_unreadable(unreadable)
+    report_problems(problems)
     seconds = time.perf_counter() - began
     done_rows = rows - before
     rate = done_rows / seconds
     return BulkSummary(
-        total, len(table), done_rows, done_parts, bad_rows, unreadable.count, len(damaged), seconds, rate
+        total, len(table), done_rows, done_parts, bad_rows, problems.unreadable, len(damaged), seconds, rate
     )
 
 
@@ -117,7 +117,7 @@ def check_job(job: BulkJob) -> None:
     else:
         pairs = {} if options.get("pair") is None else {"pairs": [options["pair"]]}
         options = {name: value for name, value in options.items() if name != "pair"}
-        with collect_unreadable():  # it is not one of the user's texts
+        with collect_problems():  # it is not one of the user's texts
             getattr(albert, job.task)(["a text"], **pairs, **options)
 
 

@@ -19,9 +19,9 @@ from albertkit.bulk.part_files import OutputFormat, PartContent, open_part
 from albertkit.bulk.parts import WorkPart, read_part
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest
+from albertkit.input_warnings import InputProblems, collect_problems
 from albertkit.runtime.packed_texts import PackedOutputs
 from albertkit.text_reader import BadRow
-from albertkit.unreadable_text import UnreadableTexts, collect_unreadable
 
 GROUP_ROWS = 16_384  # rows written at once
 TASKS = ("embed", "classify", "tag")
@@ -77,7 +77,7 @@ class PartResult:
 
     rows: int
     bad_rows: int
-    unreadable: UnreadableTexts
+    problems: InputProblems
 
 
 def part_name(number: int, format: OutputFormat) -> str:
@@ -123,7 +123,7 @@ class PartWorker:
         target = f"{self.folder}/{name}"
         try:
             with open_output(self.storage, target, f"{self.folder}/{checksum_name(name)}") as file:
-                with collect_unreadable() as found:
+                with collect_problems() as found:
                     rows, bad_rows = self._write(file, part)
                 if rows != part.rows:
                     raise AlbertkitError(
@@ -134,7 +134,7 @@ class PartWorker:
                 f"writing {target} failed: {error.strerror or error}. Fix this, then rerun the command to resume "
                 "after the finished parts."
             ) from None
-        return PartResult(rows, bad_rows, sum(found, UnreadableTexts(0, 0)))
+        return PartResult(rows, bad_rows, sum(found, InputProblems()))
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""

@@ -170,7 +170,7 @@ class TextInput:
             raise AlbertkitError(f"--file {self.file} was passed together with TEXTS. Pass one of them.")
 
     def __iter__(self) -> Iterator[str]:
-        """The text of every row. Blank ones have a result too; `unreadable_text.py` warns of them."""
+        """The text of every row. Blank ones have a result too; `input_warnings.py` warns of them."""
         return self.rows()
 
     def rows(self) -> Iterator[str]:

@@ -107,7 +107,7 @@ def info(source: Path, as_json: bool) -> None:
 @cli.json_option
 def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_length: int | None, as_json: bool) -> None:
     """Show the tokens of TEXTS, or of the lines of --file or stdin: ids, segments and character offsets."""
-    from albertkit.unreadable_text import find_unreadable, report_unreadable
+    from albertkit.input_warnings import find_problems, report_problems
 
     tokenizer = cli.open_tokenizer(model)
     for text in texts:
@@ -116,7 +116,7 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
         ids = {"ids": encoding.ids, "segments": encoding.segments, "offsets": encoding.offsets}
         lines = (" ".join(tokens), " ".join(map(str, encoding.ids)))
         print_result(as_json, {"text": text, "tokens": tokens, **ids}, *lines)
-        report_unreadable(find_unreadable(tokenizer, [text]))
+        report_problems(find_problems(tokenizer, [text]))
 
 
 @cli.command("albertkit explain -m sentiment 'what a lovely film' -o film.html")

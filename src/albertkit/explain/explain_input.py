@@ -15,6 +15,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice, check_fields, check_type
 from albertkit.explain.activations import MAX_TOKENS
+from albertkit.input_warnings import find_problems, report_problems
 from albertkit.runtime.embed import embed_options
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
 from albertkit.runtime.predict import task_features
@@ -26,7 +27,6 @@ from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Encoding
-from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import RuntimeModel
@@ -258,7 +258,7 @@ def _vector_rows(albert: RuntimeModel, texts: ExplainInput) -> PartsAndRows:
         encoding = albert.tokenizer.encode(prompt + text)
         _check_fits(len(encoding.ids), albert.max_tokens)
         rows.append((encoding.ids, encoding.segments, _places(encoding, [name], skip=len(prompt))))
-    report_unreadable(find_unreadable(albert.tokenizer, list(parts.values())))
+    report_problems(find_problems(albert.tokenizer, list(parts.values())))
     return parts, rows
 
 

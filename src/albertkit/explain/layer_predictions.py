@@ -27,6 +27,7 @@ from albertkit.explain.explain_input import (
     prediction_kind,
     task_example,
 )
+from albertkit.input_warnings import collect_problems, find_problems, report_problems
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.early_exit import (
     available_exit_depths,
@@ -43,7 +44,6 @@ from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator, prediction_of
 from albertkit.tasks.tag import IntentResult
-from albertkit.unreadable_text import collect_unreadable, find_unreadable, report_unreadable
 
 AGREEMENT = 0.99  # of `EarlyExitTrace.exit_depth_99`
 PredictionSummary = tuple[tuple[str, float | None], ...]
@@ -279,7 +279,7 @@ class DepthTrace:
                 f"the text has {len(encoding.ids)} tokens; an explained text has at most {albert.max_tokens}."
             )
         if kind != "fill":
-            report_unreadable(find_unreadable(albert.tokenizer, [f"{text} {pair or ''}"], [encoding.ids]))
+            report_problems(find_problems(albert.tokenizer, [f"{text} {pair or ''}"], [encoding.ids]))
         (batch,) = token_batches([encoding.ids], [encoding.segments], max(1, len(encoding.ids)))
         return cls(albert, batch, kind, text, example, k)
 
@@ -293,7 +293,7 @@ class DepthTrace:
         if self.kind == "fill":
             prediction = fill_mask(self.albert, self.text, self.k, depth)
         elif self.kind is not None:
-            with collect_unreadable():  # the text was reported before, and other depths are the purpose
+            with collect_problems():  # the text was reported before, and other depths are the purpose
                 (prediction,) = predict(self.albert, [self.example], self.kind, depth)
         unit, tokens = unit_length(vector[None])[0], unit_length(hidden[0])
         return DepthState(depth, seconds, unit, tokens, prediction, first_choice(prediction))

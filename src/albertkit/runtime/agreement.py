@@ -16,9 +16,9 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
+from albertkit.input_warnings import find_problems
 from albertkit.runtime.activation_moments import reads_english
 from albertkit.tokenizer import Tokenizer
-from albertkit.unreadable_text import find_unreadable
 
 SENTENCES = Path(__file__).parents[1] / "data" / "sample_sentences.json"
 COMPARED = 64  # texts of the user
@@ -70,6 +70,6 @@ def compared_texts(tokenizer: Tokenizer | None, texts: Sequence[str] | None = No
     sentences: dict[str, list[str]] = read_json(SENTENCES)
     languages = ["English", "Chinese"] if reads_english(tokenizer) else ["Chinese", "English"]
     for language in languages:
-        if not find_unreadable(tokenizer, sentences[language]).count:
+        if not find_problems(tokenizer, sentences[language]).unreadable:
             return ComparedTexts(sentences[language], f"built-in {language} sentences")
     return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys, check_type
+from albertkit.input_warnings import InputProblems, collect_problems, find_problems, report_problems
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExitRunner, ExitRule, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
@@ -24,7 +25,6 @@ from albertkit.runtime.packed_texts import OutputRequest, PackedTexts
 from albertkit.runtime.prompts import prompt_text
 from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
 from albertkit.runtime.shared_map import SPACES, SharedMap, shared_map
-from albertkit.unreadable_text import NOTHING, collect_unreadable, find_unreadable, report_unreadable
 from albertkit.vector_dtype import check_dtype, convert_vectors
 
 if TYPE_CHECKING:
@@ -171,12 +171,12 @@ def embed_texts(
 
     rule: for early exit. on_exit: called with the depth at which each text exited.
     """
-    start, reported = 0, NOTHING
+    start, reported = 0, InputProblems()
     sizes = () if model.packed_outputs is None else (DEVICE_CHUNK_TEXTS, DEVICE_CHUNK_TEXTS)
     for chunk in text_chunks(texts, *sizes):
-        with collect_unreadable() as found:
+        with collect_problems() as found:
             windows = split_texts(model, chunk, options, start)
-        report_unreadable(found[0], reported)
+        report_problems(found[0], reported)
         reported += found[0]
         if rule is None:
             yield from embed_windows(model, windows, options)
@@ -266,7 +266,7 @@ def token_vectors(
     layers = model.layers_to_apply(depth, layer)
     texts = list_texts(texts)
     encodings = model.tokenizer.encode_batch(texts, max_length=model.max_tokens)
-    report_unreadable(find_unreadable(model.tokenizer, texts, [e.ids for e in encodings]))
+    report_problems(find_problems(model.tokenizer, texts, [e.ids for e in encodings]))
     vectors: dict[int, np.ndarray] = {}
     for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
         for index, row, length in zip(batch.order, model.engine.run(batch, layers), batch.lengths, strict=True):
@@ -282,11 +282,11 @@ def token_vectors_iter(
     model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, layer: int | None = None
 ) -> Iterator[TokenVectors]:
     """`token_vectors` in bounded memory for any number of texts."""
-    reported, rest = NOTHING, iter([texts] if isinstance(texts, str) else texts)
+    reported, rest = InputProblems(), iter([texts] if isinstance(texts, str) else texts)
     while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
-        with collect_unreadable() as found:
+        with collect_problems() as found:
             results = token_vectors(model, group, depth, layer)
-        report_unreadable(found[0], reported)
+        report_problems(found[0], reported)
         reported += found[0]
         yield from results
 
@@ -334,7 +334,7 @@ def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions
         shorten(model, index, options.prompt + text, options.long_texts) for index, text in enumerate(texts, start)
     ]
     ids = model.tokenizer.ids_batch(whole)
-    report_unreadable(find_unreadable(model.tokenizer, texts, ids))
+    report_problems(find_problems(model.tokenizer, texts, ids))
     return split_tokens(model, ids, options.long_texts, start)
 
 

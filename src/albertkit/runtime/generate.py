@@ -16,6 +16,7 @@ import numpy as np
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, check_fields, check_finite
+from albertkit.input_warnings import find_problems, report_problems
 from albertkit.onnx_model import TensorProto
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
@@ -27,7 +28,6 @@ from albertkit.runtime.runtime_model import Depth, RuntimeModel
 from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.generation import GeneratedText, GenerateTask, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
-from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -309,10 +309,10 @@ def generate(
     short = [shorten(model, index, text, "truncate") for index, text in enumerate(texts)]
     length = model.max_task_tokens
     sources = task.sources(short, model.tokenizer, length)
-    found = find_unreadable(model.tokenizer, short, sources)
+    found = find_problems(model.tokenizer, short, sources)
     examples = [RewriteExample(text) for text in short]
     cut, room = len(task.truncated(examples, (), model.tokenizer, length)), task.text_room(length)
-    report_unreadable(replace(found, truncated=cut, limit=room, longest=model.max_tokens - length + room))
+    report_problems(replace(found, truncated=cut, limit=room, longest=model.max_tokens - length + room))
     report_untrained_depth(model, depth)
     most = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_count, check_finite, check_string
+from albertkit.input_warnings import find_problems, report_problems
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import MAX_CHARACTERS
 from albertkit.runtime.runtime_model import Depth, RuntimeModel
 from albertkit.tokenizer import Encoding
-from albertkit.unreadable_text import find_unreadable, report_unreadable
 
 MASKS_PER_STEP = 16  # each has the scores of the whole vocabulary
 
@@ -70,7 +70,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
             f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {model.max_tokens}. Shorten it"
         )
     bare = text.replace("[MASK]", " ")
-    report_unreadable(replace(find_unreadable(model.tokenizer, [bare], [encoding.ids]), blank=0))
+    report_problems(replace(find_problems(model.tokenizer, [bare], [encoding.ids]), blank=0))
     return encoding, positions
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_finite
+from albertkit.input_warnings import InputProblems, find_problems, report_problems
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, EarlyExitRunner, ExitStats, exit_rule
 from albertkit.runtime.embed import list_texts, pool, unit_length
@@ -25,7 +26,6 @@ from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import DialogueTurn, Example, TaggedExample, TextExample, split_words
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
-from albertkit.unreadable_text import UnreadableTexts, find_unreadable, report_unreadable
 from albertkit.weights import TOKEN_HEADS
 
 
@@ -94,11 +94,11 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     unknown = model.tokenizer.unk_id
     indices = sorted({f.example for f in features if unknown is None or unknown in f.ids})
     texts = [examples[index].joined_text() for index in indices if isinstance(examples[index], Example)]
-    found = find_unreadable(model.tokenizer, texts)
+    found = find_problems(model.tokenizer, texts)
     cut = model.task.truncated(examples, features, model.tokenizer, model.max_task_tokens)
     blank = sum(isinstance(example, Example) and example.is_blank() for example in examples)
     found = replace(found, total=len(examples), truncated=len(cut), blank=blank)
-    report_unreadable(replace(found, limit=model.task.text_room(model.max_task_tokens), longest=model.max_tokens))
+    report_problems(replace(found, limit=model.task.text_room(model.max_task_tokens), longest=model.max_tokens))
     return features
 
 
@@ -107,7 +107,7 @@ def report_untrained_depth(model: RuntimeModel, depth: Depth | None, early_exit:
     full = model.metadata.depth or model.config.num_hidden_layers
     has_rule = isinstance(early_exit, str) and ":" in early_exit  # thresholds that were calibrated are safe
     if (has_rule or model.layers_to_apply(depth) != full) and is_full_depth_only(model.metadata.history):
-        report_unreadable(UnreadableTexts(0, 0, is_untrained_depth=True))
+        report_problems(InputProblems(is_untrained_depth=True))
 
 
 def check_pairs(model: RuntimeModel, examples: Sequence[Any]) -> None:

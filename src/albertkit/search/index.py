@@ -18,6 +18,14 @@ from typing import Protocol
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_type
+from albertkit.input_warnings import (
+    CHECKED_TEXTS,
+    MAX_UNREADABLE_TEXTS,
+    InputProblems,
+    check_readable,
+    collect_problems,
+    report_problems,
+)
 from albertkit.runtime.embed import unit_length
 from albertkit.search.index_records import (
     RepeatedIds,
@@ -32,14 +40,6 @@ from albertkit.search.relevance import NONSENSE, RelevanceLimit
 from albertkit.search.store_address import parse_address
 from albertkit.search.vectors import Ranked, StoredVector, VectorBlock, damage_error, fuse
 from albertkit.text_reader import Record, replace_surrogates
-from albertkit.unreadable_text import (
-    CHECKED_TEXTS,
-    MAX_UNREADABLE_TEXTS,
-    UnreadableTexts,
-    check_readable,
-    collect_unreadable,
-    report_unreadable,
-)
 
 __all__ = ["Embedder", "Index", "Record", "SearchHit", "SearchResult"]
 
@@ -153,7 +153,7 @@ class Index(ABC):
         checked before the last batch is stored, and after 10,000 texts.
         """
         check_type("records", records, (Iterable,), "a list of records such as Record('1', 'a text')")
-        changed, source, unreadable = 0, iter(records), UnreadableTexts(0, 0)
+        changed, source, problems = 0, iter(records), InputProblems()
         with closing(RepeatedIds()) as ids:
             following = list(islice(source, max(1, batch)))
             while following:
@@ -161,11 +161,11 @@ class Index(ABC):
                 following = list(islice(source, max(1, batch)))
                 records_by_id = {record.id: record for record in group}
                 texts = dict.fromkeys(record.text for record in records_by_id.values())
-                with collect_unreadable() as found:
+                with collect_problems() as found:
                     vectors = self._embed_new(texts)
-                unreadable += replace(sum(found, UnreadableTexts(0, 0)), total=len(texts))
-                if unreadable.total >= CHECKED_TEXTS or not following:
-                    check_readable(unreadable, max_unknown)
+                problems += replace(sum(found, InputProblems()), total=len(texts))
+                if problems.total >= CHECKED_TEXTS or not following:
+                    check_readable(problems, max_unknown)
                 limit = None if self._read_limit() else self._embed_limit()
                 with self._write():
                     if limit is not None:
@@ -175,7 +175,7 @@ class Index(ABC):
                 if progress is not None:
                     progress(len(group))
             ids.report()
-        report_unreadable(unreadable)
+        report_problems(problems)
         return changed
 
     def _embed_new(self, texts: Iterable[str]) -> dict[str, StoredVector]:
@@ -305,7 +305,7 @@ class Index(ABC):
         return None if stored is None else self._limit
 
     def _embed_limit(self) -> RelevanceLimit:
-        with collect_unreadable():  # a model need not read the ideographs
+        with collect_problems():  # a model need not read the ideographs
             return RelevanceLimit(self._unit_vectors(list(NONSENSE)))
 
     # What each kind of index implements ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from albertkit.errors import check_finite
+from albertkit.input_warnings import InputProblems, collect_problems
 from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import read_heads, report_untrained_depth, task_depth
@@ -41,7 +42,6 @@ from albertkit.serve.served_indexes import ServedIndexes
 from albertkit.serve.served_models import ServedModel, ServedModels, TokenCost
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Encoding
-from albertkit.unreadable_text import UnreadableTexts, collect_unreadable
 
 if TYPE_CHECKING:
     from albertkit.serve.otlp import OtlpExport
@@ -138,7 +138,7 @@ class RequestContext:
         self.wait_seconds = self.compute_seconds = 0.0
         self.is_disconnected = False
         self.error_type: str | None = None
-        self.unreadable = UnreadableTexts(0, 0)
+        self.problems = InputProblems()
 
     def choose_model(self, name: str | None, endpoint: str) -> ServedModel:
         model = self.service.models.choose(name, endpoint)
@@ -201,15 +201,15 @@ class RequestContext:
 
         await self.acquire_response_lock()
 
-        def call() -> tuple[T, list[UnreadableTexts]]:
+        def call() -> tuple[T, list[InputProblems]]:
             self.check_deadline()
-            with collect_unreadable() as found:
+            with collect_problems() as found:
                 result = function(*values)
             self.check_deadline()
             return result, found
 
         result, found = await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, call)
-        self.unreadable = sum(found, self.unreadable)
+        self.problems = sum(found, self.problems)
         return result
 
     async def tokenize(self, function: Callable[[list[S], int], R], items: Sequence[S]) -> AsyncIterator[R]:
@@ -241,14 +241,14 @@ class RequestContext:
         are_new_texts: no earlier call of this request had these texts.
         """
 
-        def call() -> tuple[T, list[UnreadableTexts]]:
-            with collect_unreadable() as found:
+        def call() -> tuple[T, list[InputProblems]]:
+            with collect_problems() as found:
                 return function(), found
 
         job = BatchJob(EngineCall(cost, call), [()], self.deadline, work=work)
         ((result, found),) = await self._run(job)
-        if not self.unreadable.has_any or are_new_texts:
-            self.unreadable = sum(found, self.unreadable)
+        if not self.problems.has_any or are_new_texts:
+            self.problems = sum(found, self.problems)
         return cast(T, result)
 
     async def _run(self, job: BatchJob) -> list[Any]:
@@ -343,9 +343,9 @@ class RequestContext:
         """The scores of the task's head and the features, one of each per row."""
         self.count_texts(examples)
         layers = task_depth(model.albert, depth)
-        with collect_unreadable() as found:
+        with collect_problems() as found:
             report_untrained_depth(model.albert, depth)
-        self.unreadable = sum(found, self.unreadable)
+        self.problems = sum(found, self.problems)
         features: list[Feature] = []
         async for group in self.tokenize(partial(features_of_group, model.albert, task), examples):
             features += group

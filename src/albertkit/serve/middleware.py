@@ -198,8 +198,8 @@ class EndpointApp:
             "wait_ms": round(1000 * context.wait_seconds, 2),
             "compute_ms": round(1000 * context.compute_seconds, 2),
         }
-        if context.unreadable.count:
-            facts["unreadable_texts"] = context.unreadable.count
+        if context.problems.unreadable:
+            facts["unreadable_texts"] = context.problems.unreadable
         if context.is_disconnected or context.error_type is not None:
             facts["error_type"] = context.error_type or "disconnected"
         log.info("request", extra={"facts": facts})
@@ -238,7 +238,7 @@ async def make_response(context: RequestContext, result: object, most: int | Non
     """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
     if isinstance(result, Response):
         return result
-    found, header = context.unreadable, ""
+    found, header = context.problems, ""
     if found.has_any:  # finding a remedy may open a tokenizer
         warnings, without_example = await context.run_tokenizer(lambda: (found.messages(), found.messages(False)))
         header = " ".join(without_example)

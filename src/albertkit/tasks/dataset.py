@@ -15,6 +15,7 @@ from typing import Any
 from unicodedata import normalize
 
 from albertkit.errors import AlbertkitError, check_type, nearest
+from albertkit.input_warnings import InputProblems, report_problems
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
 from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
@@ -22,7 +23,6 @@ from albertkit.tasks.readers import LabelledData, ReadOptions, check_rows, read_
 from albertkit.tasks.readers.labelled_files import Problems, count_noun, list_names
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
-from albertkit.unreadable_text import UnreadableTexts, report_unreadable
 
 Label = str | float | tuple[str, ...] | None  # of a `TextExample`
 TRAIN, HELD_OUT = "the training examples", "the held-out examples"  # names of examples without a file
@@ -188,7 +188,7 @@ def report_truncated(
     limit = task.text_room(max_length)
     for file, count in cut.items():
         longer = longest - max_length + limit
-        report_unreadable(UnreadableTexts(0, total[file], truncated=count, limit=limit, longest=longer, where=file))
+        report_problems(InputProblems(0, total[file], truncated=count, limit=limit, longest=longer, where=file))
 
 
 def _unknown_labels(

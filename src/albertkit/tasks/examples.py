@@ -15,8 +15,8 @@ from itertools import pairwise
 from math import isfinite
 from numbers import Integral
 
+from albertkit.input_warnings import is_blank
 from albertkit.text_reader import TEXT_LIMIT
-from albertkit.unreadable_text import is_blank
 
 TEXT_FIELDS = ("text", "pair", "question", "context", "source", "system", "user")
 

@@ -24,6 +24,7 @@ from albertkit.data.passages import Passages, PassageShares, distinct_words, dra
 from albertkit.data.shards import Shards, write_array, write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest, read_json
+from albertkit.input_warnings import MAX_UNREADABLE_TEXTS, check_training_texts
 from albertkit.interop.convert import open_stored
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import task_scores
@@ -46,7 +47,6 @@ from albertkit.train.teachers import (
     text_targets,
 )
 from albertkit.train.train_settings import Log, TrainSettings
-from albertkit.unreadable_text import MAX_UNREADABLE_TEXTS, check_training_texts
 
 MAX_PASSAGE = 254  # tokens
 

@@ -23,6 +23,7 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
+from albertkit.input_warnings import check_training_texts
 from albertkit.tasks.examples import Example
 from albertkit.tasks.task import Task, lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
@@ -30,7 +31,6 @@ from albertkit.train.presets import preset_learning_rate, preset_optimizer, pres
 from albertkit.train.run_lock import lock_run
 from albertkit.train.run_settings import begin_run, check_output, write_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, Log, TrainSettings
-from albertkit.unreadable_text import check_training_texts
 
 if TYPE_CHECKING:
     from albertkit.train.collapse import Failure

@@ -21,6 +21,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError, check_finite
+from albertkit.input_warnings import InputProblems, check_training_texts, collect_problems, report_problems
 from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.embed import unit_length, window_vectors
@@ -33,7 +34,6 @@ from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_
 from albertkit.train.linear_heads import LinearHead, fit_logistic, fit_nearest
 from albertkit.train.run_settings import begin_run
 from albertkit.train.train_settings import FinetuneSettings
-from albertkit.unreadable_text import NOTHING, check_training_texts, collect_unreadable, report_unreadable
 
 OUT_OF_SCOPE_SHARE = 0.75
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
@@ -72,9 +72,9 @@ def train_frozen_head(
     dev_features = albert.task.features(dev, albert.tokenizer, albert.max_task_tokens)
     parts = {TRAIN: (train, features), HELD_OUT: (dev, dev_features)}
     report_truncated(albert.task, parts, albert.tokenizer, albert.max_task_tokens, albert.max_tokens)
-    with collect_unreadable() as found:
+    with collect_problems() as found:
         results = predict(albert, dev, "classify") if len(dev) else []
-    report_unreadable(dataclasses.replace(sum(found, NOTHING), truncated=0))  # they were reported by file
+    report_problems(dataclasses.replace(sum(found, InputProblems()), truncated=0))  # they were reported by file
     metrics: dict[str, float] = {}
     if len(dev):
         metrics = albert.task.measure(results, dev)

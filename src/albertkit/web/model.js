@@ -331,7 +331,7 @@ export class Model {
     });
   }
 
-  // Unreadable texts (`unreadable_text.py`) --------------------------------------------------------------------------------
+  // Unreadable texts (`input_warnings.py`) --------------------------------------------------------------------------------
 
   warnUnreadable(texts, ids) {
     const { unkId } = this.tokenizer;

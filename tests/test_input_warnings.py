@@ -27,8 +27,8 @@ from albertkit import (
 from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.bulk.bulk_run import bulk
 from albertkit.bulk.worker import BulkOptions
+from albertkit.input_warnings import MAX_UNKNOWN_CHARACTERS, find_problems, unknown_share
 from albertkit.tokenizer import Tokenizer
-from albertkit.unreadable_text import MAX_UNKNOWN_CHARACTERS, find_unreadable, unknown_share
 from tests.conftest import tiny
 from tests.serve.conftest import Served
 from tests.test_albert import make
@@ -46,11 +46,11 @@ def english() -> Albert:
 @pytest.mark.parametrize("text", [*CHINESE, RUSSIAN, "😀😀", "我喜欢 iPhone 手机"])
 def test_text_of_another_script_is_unreadable(english, text):
     assert unknown_share(english.tokenizer, text) > MAX_UNKNOWN_CHARACTERS
-    assert find_unreadable(english.tokenizer, ["a cat", text]).count == 1
+    assert find_problems(english.tokenizer, ["a cat", text]).unreadable == 1
 
 
 def test_text_with_few_unknown_characters_is_readable(english):
-    assert find_unreadable(english.tokenizer, READABLE).count == 0
+    assert find_problems(english.tokenizer, READABLE).unreadable == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         english.embed([text for text in READABLE if text.strip()])
@@ -58,18 +58,18 @@ def test_text_with_few_unknown_characters_is_readable(english):
 
 
 def test_message_names_a_model_that_reads_the_text(english):
-    assert "use small-zh" in find_unreadable(english.tokenizer, CHINESE).describe()
+    assert "use small-zh" in find_problems(english.tokenizer, CHINESE).describe()
     for text in (RUSSIAN, "日本語のテキストです", "👍👍👍"):
-        message = find_unreadable(english.tokenizer, [text]).describe()
+        message = find_problems(english.tokenizer, [text]).describe()
         assert "small" not in message and "No built-in model" in message
     symbols = Tokenizer.from_symbols(list("$abc"))
-    assert "use small," in find_unreadable(symbols, ["The station is near"]).describe()
+    assert "use small," in find_problems(symbols, ["The station is near"]).describe()
 
 
 def test_dropped_characters_of_a_phoneme_model_are_unknown():
     symbols = Tokenizer.from_symbols(list("$abc"))
     assert unknown_share(symbols, "abx") == pytest.approx(1 / 3)
-    assert find_unreadable(symbols, ["abc", "xyz"]).count == 1
+    assert find_problems(symbols, ["abc", "xyz"]).unreadable == 1
 
 
 def test_long_text_is_checked_in_bounded_time(english):
@@ -116,7 +116,7 @@ def test_predictions_of_a_task_warn(english, tmp_path):
 
 def test_example_with_several_texts_is_judged_by_all_of_them():
     long = QuestionExample("0", "谁？", "The station is near the river, and everybody knows where it is.")
-    assert find_unreadable(Albert("small").tokenizer, [long.joined_text()]).count == 0
+    assert find_problems(Albert("small").tokenizer, [long.joined_text()]).unreadable == 0
 
 
 # Blank texts and untrained depths -----------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""What a call warns of: texts that a model cannot read, or not to their end, blank texts, an untrained depth.
+"""Warnings about inputs whose results may be wrong: unreadable, truncated and blank texts, untrained depths.
 
-In: a tokenizer and texts. Out: an `UnreadableTextWarning` or another warning of this module, or an
-`UnreadableTextError` where a model is trained or an index is built. Unreadable texts have nearly the same tokens, so
-results for them are meaningless. Imports `tokenizer/` and `builtin.py`; `tasks/`, `runtime/`, `search/`, `serve/` and
-`train/` use it.
+In: a tokenizer and texts. Out: a warning of each kind, or an `UnreadableTextError` where a model is trained or an index
+is built. Unreadable texts have nearly the same tokens, so results for them are meaningless. Imports `tokenizer/` and
+`builtin.py`; `tasks/`, `runtime/`, `search/`, `serve/` and `train/` use it.
 """
 
 from __future__ import annotations
@@ -96,14 +95,15 @@ class UntrainedDepthWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class UnreadableTexts:
-    """What a call warns of: how many of its texts a model cannot read, and the first of them; how many it does not
-    read to the end, and how many are blank; whether it was not trained for the depth.
-    """
+class InputProblems:
+    """Why results of a call may be wrong. `+` joins the problems of its parts."""
 
-    count: int
-    total: int
+    unreadable: int = 0
+    """Texts with many characters that the vocabulary does not contain."""
+    total: int = 0
+    """All texts of the call."""
     example: str = ""
+    """The first unreadable text."""
     share: float = 0.0
     """Share of unknown characters in the example."""
     truncated: int = 0
@@ -121,10 +121,10 @@ class UnreadableTexts:
     is_untrained_depth: bool = False
     """Whether predictions are those of a depth for which the model was not trained."""
 
-    def __add__(self, other: UnreadableTexts) -> UnreadableTexts:
-        first = self if self.count else other
-        return UnreadableTexts(
-            self.count + other.count,
+    def __add__(self, other: InputProblems) -> InputProblems:
+        first = self if self.unreadable else other
+        return InputProblems(
+            self.unreadable + other.unreadable,
             self.total + other.total,
             first.example,
             first.share,
@@ -138,14 +138,14 @@ class UnreadableTexts:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is something to warn of."""
-        return bool(self.count or self.truncated or self.blank or self.is_untrained_depth)
+        """Whether there is a problem."""
+        return bool(self.unreadable or self.truncated or self.blank or self.is_untrained_depth)
 
-    def without(self, reported: UnreadableTexts) -> UnreadableTexts:
+    def without(self, reported: InputProblems) -> InputProblems:
         """What an earlier part of the same call did not report."""
         return replace(
             self,
-            count=0 if reported.count else self.count,
+            unreadable=0 if reported.unreadable else self.unreadable,
             truncated=0 if reported.truncated else self.truncated,
             blank=0 if reported.blank else self.blank,
             is_untrained_depth=self.is_untrained_depth and not reported.is_untrained_depth,
@@ -157,7 +157,7 @@ class UnreadableTexts:
 
     def warnings(self, with_example: bool = True) -> Iterator[tuple[str, type[UserWarning]]]:
         """Each message and its category."""
-        if self.count:
+        if self.unreadable:
             yield self.describe(with_example), UnreadableTextWarning
         if self.truncated:
             yield self.describe_truncated(), TruncatedTextWarning
@@ -188,7 +188,7 @@ class UnreadableTexts:
     def describe(self, with_example: bool = True) -> str:
         """One message: the value, the rule and the remedy."""
         shown = f" {self.example[:SHOWN]!r}" if with_example else ""
-        subject = f"the text{shown}" if self.total == 1 else self._subject(self.count)
+        subject = f"the text{shown}" if self.total == 1 else self._subject(self.unreadable)
         example = f", such as{shown}" if shown and self.total > 1 else ""
         return (
             f"this model cannot read {subject}{example}: {self.share:.0%} of the characters are not in its vocabulary "
@@ -203,13 +203,10 @@ class UnreadableTexts:
         return f"The built-in model {name} can read it: use {name}, or a model fine-tuned from it."
 
 
-NOTHING = UnreadableTexts(0, 0)
-
-
-def find_unreadable(
+def find_problems(
     tokenizer: Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]] | None = None
-) -> UnreadableTexts:
-    """The unreadable and the blank ones of some texts. ids: the tokens of each text; the default is to compute them."""
+) -> InputProblems:
+    """How many of the texts are unreadable or blank. ids: the tokens of each text; the default is to compute them."""
     unknown = tokenizer.unk_id
     if ids is None:
         ids = tokenizer.ids_batch([text[:CHECKED_CHARACTERS] for text in texts])
@@ -219,7 +216,7 @@ def find_unreadable(
         if unknown is None or unknown in tokens
     }
     places = [place for place, share in shares.items() if share > MAX_UNKNOWN_CHARACTERS]
-    found = UnreadableTexts(len(places), len(texts), blank=sum(map(is_blank, texts)))
+    found = InputProblems(len(places), len(texts), blank=sum(map(is_blank, texts)))
     return replace(found, example=texts[places[0]], share=shares[places[0]]) if places else found
 
 
@@ -258,13 +255,13 @@ def _tokenizer(name: str) -> Tokenizer:
 
 # Reports ---------------------------------------------------------------------------------------------------------
 
-_collector: ContextVar[list[UnreadableTexts] | None] = ContextVar("unreadable_texts", default=None)
+_collector: ContextVar[list[InputProblems] | None] = ContextVar("input_problems", default=None)
 
 
 @contextmanager
-def collect_unreadable() -> Iterator[list[UnreadableTexts]]:
-    """In this context, unreadable texts are appended to a list instead of a warning."""
-    found: list[UnreadableTexts] = []
+def collect_problems() -> Iterator[list[InputProblems]]:
+    """In this context, problems are appended to a list instead of a warning."""
+    found: list[InputProblems] = []
     token = _collector.set(found)
     try:
         yield found
@@ -272,8 +269,8 @@ def collect_unreadable() -> Iterator[list[UnreadableTexts]]:
         _collector.reset(token)
 
 
-def report_unreadable(found: UnreadableTexts, reported: UnreadableTexts | None = None) -> None:
-    """Warn of what was found, or collect it. reported: what was found in earlier texts of the same call, if it reads
+def report_problems(found: InputProblems, reported: InputProblems | None = None) -> None:
+    """Warn of problems, or collect them. reported: what was found in earlier texts of the same call, if it reads
     its texts in parts. Each problem is reported once.
     """
     collector = _collector.get()
@@ -287,15 +284,15 @@ def report_unreadable(found: UnreadableTexts, reported: UnreadableTexts | None =
         warnings.warn(message, category, stacklevel=2)
 
 
-def check_readable(found: UnreadableTexts, most: float) -> None:
+def check_readable(found: InputProblems, most: float) -> None:
     """Raise if more than this share of the texts is unreadable."""
-    if found.count > most * found.total:
+    if found.unreadable > most * found.total:
         limit = f"{most:.0%} of the texts may be unreadable here"
         raise UnreadableTextError(f"{found.describe()} At most {limit}; --max-unknown 1 accepts all.")
 
 
 def check_training_texts(tokenizer: Tokenizer, texts: Sequence[str], most: float) -> None:
     """Raise if more than this share of training texts is unreadable, warn of fewer. Of many texts, some are checked."""
-    found = find_unreadable(tokenizer, texts[:: len(texts) // CHECKED_TEXTS + 1])
+    found = find_problems(tokenizer, texts[:: len(texts) // CHECKED_TEXTS + 1])
     check_readable(found, most)
-    report_unreadable(found)
+    report_problems(found)
