@@ -190,7 +190,7 @@ def correct_answer(example: Example) -> object:
 def _error_severity(example: Any, result: Any) -> float:
     """The probability of the prediction, or the distance of a value."""
     if isinstance(getattr(result, "label", None), float):
-        return abs(result.label - float(example.label))
+        return abs(float(result.label) - float(example.label))
     if hasattr(result, "index"):
         return float(result.probabilities[result.index])
     if hasattr(result, "spans") and not hasattr(result, "intent"):
