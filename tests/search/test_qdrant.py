@@ -78,11 +78,14 @@ def test_no_message_contains_a_key(monkeypatch):
 
 def test_a_key_without_encryption_is_a_warning_except_on_this_computer():
     says = r"api_key=\*\*\* sends the key without encryption. Add https=true"
-    with pytest.warns(UserWarning, match=says), pytest.raises(AlbertkitError):
-        Index.open("qdrant://127.0.0.2:1?api_key=5ecret", None)
-    with pytest.raises(AlbertkitError), pytest.MonkeyPatch.context() as patch:
+    for place in ("127.0.0.2:1", "localhost.invalid:1", "127.0.0.1.invalid"):
+        with pytest.warns(UserWarning, match=says), pytest.raises(AlbertkitError):
+            Index.open(f"qdrant://{place}?api_key=5ecret", None)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qdrant_connection.warnings, "warn", lambda *_, **__: pytest.fail("a warning"))
-        Index.open("qdrant://127.0.0.1:1?api_key=5ecret", None)
+        for place in ("127.0.0.1:1", "localhost:1/prefix", "[::1]:1"):
+            with pytest.raises(AlbertkitError):
+                Index.open(f"qdrant://{place}?api_key=5ecret", None)
 
 
 # What a server can answer -----------------------------------------------------------------------------------------
@@ -187,6 +190,13 @@ def test_a_closed_index_says_so_and_others_stay_open(index, qdrant_folder):
     assert len(index) == 2
     with pytest.raises(AlbertkitError, match="was closed. Open it again"):
         len(other)
+
+
+def test_a_folder_may_be_open_by_two_paths(index, qdrant_folder, tmp_path):
+    (tmp_path / "link").symlink_to(parse_address(qdrant_folder).location)
+    with Index.open(f"qdrant://{tmp_path / 'link'}?table=notes", Toy()) as other:
+        other.add(many(2))
+    assert len(index) == 2
 
 
 def test_looking_for_an_index_creates_no_folder(tmp_path):

@@ -35,7 +35,6 @@ OLDEST = (1, 16)  # version of a server that stores metadata of collections
 TIMEOUT = 60  # seconds to wait for an answer
 KEY_VARIABLE = "QDRANT_API_KEY"
 OPTIONS = ("https", "api_key")
-THIS_COMPUTER = ("localhost", "127.0.0.1", "[::1]")
 POINTS_TABLE = "CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)"  # and nothing else is in a file of the client
 POINTS = {("qdrant_client.http.models.models", name) for name in ("PointStruct", "SparseVector")}
 MESSAGE = 300  # characters of an error of Qdrant
@@ -47,6 +46,7 @@ REMEDIES = {  # status of a response
     413: "A text is too long for the server. Index by lines or paragraphs (--split).",
     429: f"Wait a while, {RERUN}",
 }
+_this_computer = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 _folder = re.compile(r"[/.]|[A-Za-z]:[/\\]")
 
 
@@ -88,7 +88,7 @@ def connect(address: StoreAddress) -> Connection:
     options, folder = dict(parse_qsl(query, keep_blank_values=True)), folder_of(address)
     check_keys("option", options, () if folder else OPTIONS, f" of {address.name}")
     if folder is not None:
-        return _connect_folder(qdrant, str(folder.absolute()))
+        return _connect_folder(qdrant, str(folder.resolve()))
     if "@" in place:
         raise AlbertkitError(
             f"the address qdrant://… has a @, but Qdrant has no users. Pass a key as ?api_key=KEY or in {KEY_VARIABLE}."
@@ -96,7 +96,7 @@ def connect(address: StoreAddress) -> Connection:
     check_choice("https", options.get("https", "false"), ("true", "false"))
     scheme = "https" if options.get("https") == "true" else "http"
     key = options.get("api_key") or os.environ.get(KEY_VARIABLE, "")
-    if key and scheme == "http" and not place.startswith(THIS_COMPUTER):
+    if key and scheme == "http" and not _this_computer.match(place):
         warnings.warn(f"{address.name} sends the key without encryption. Add https=true to the address.", stacklevel=2)
     try:
         client = qdrant.QdrantClient(
