@@ -88,7 +88,7 @@ def build_model(folder: Path) -> None:
 
     from albertkit import Tokenizer, preset, write_artifact
     from albertkit.artifact import Artifact, ArtifactMetadata
-    from albertkit.interop.sentence_transformers import write_folder
+    from albertkit.interop.layouts import export_layout
     from albertkit.model import AlbertModel
     from albertkit.runtime.activation_moments import random_tokens, token_moments
 
@@ -101,7 +101,7 @@ def build_model(folder: Path) -> None:
     seen = token_moments(config, dict(artifact.weights), random_tokens(config, 16))
     write_artifact(artifact, folder / "int8", bits=8, moments=seen)
     write_artifact(artifact, folder / "int4", bits=4)
-    write_folder(artifact, folder / "st")
+    export_layout(folder / "float", folder / "st", "sentence-transformers")
 
 
 # Measuring -------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def alone(
     """
     import torch
 
-    from albertkit.data.shards import write_json
+    from albertkit.data.shards import replace_json
 
     machine = about(args.device) | {"threads": str(torch.get_num_threads())}
     records = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else []
@@ -84,7 +84,7 @@ def alone(
             continue
         print(f"{name}: {found[name]:,.0f} tokens/s", flush=True)
         args.results.parent.mkdir(parents=True, exist_ok=True)
-        write_json(args.results, records)
+        replace_json(args.results, records)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -223,7 +223,7 @@ def run(models: dict[str, Path], args: argparse.Namespace) -> None:
     """Every data set that has a model; what is done is written before the next begins."""
     import torch
 
-    from albertkit.data.shards import write_json
+    from albertkit.data.shards import replace_json
 
     torch.set_num_threads(args.threads)
     kept = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}
@@ -231,7 +231,7 @@ def run(models: dict[str, Path], args: argparse.Namespace) -> None:
         record = measure(SETS[name], model, load(SETS[name], args.data), args.most, args.threads)
         kept["sets"][name] = record
         kept |= {"machine": machine(args.threads), "libraries": versions()}
-        write_json(args.out, kept)
+        replace_json(args.out, kept)
         print(line(name, record), flush=True)
 
 

@@ -43,7 +43,7 @@ LIBRARIES = ("sklearn", "scipy", "seqeval")
 
 def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune with each seed, predict what is held out, and write the record."""
-    from albertkit.data.shards import write_json
+    from albertkit.data.shards import replace_json
     from albertkit.interop.convert import open_model
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
@@ -84,7 +84,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "device": device_name(options.device),
         "versions": versions(),
     }
-    write_json(folder / f"{name}.json", record)
+    replace_json(folder / f"{name}.json", record)
     shutil.rmtree(place / "runs" if args.keep else place, ignore_errors=True)
     return record
 
@@ -240,7 +240,7 @@ def revive(row: dict[str, Any]) -> Any:
 
 def score(folder: Path, data: Path) -> None:
     """Fill in the metrics of every record in a folder from the predictions beside it."""
-    from albertkit.data.shards import write_json
+    from albertkit.data.shards import replace_json
 
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -251,7 +251,7 @@ def score(folder: Path, data: Path) -> None:
             if kept.exists():
                 rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
                 one["metrics"] = measure(chosen, [revive(row) for row in rows], parts)
-        write_json(path, record)
+        replace_json(path, record)
         print(line(record), flush=True)
 
 

@@ -192,10 +192,10 @@ def test_long_texts(albert):
     [
         (lambda a: a.embed([None]), "text 0 is missing"),
         (lambda a: a.embed(["a", float("nan")]), "text 1 is missing"),
-        (lambda a: a.embed(["a", 3]), "text 1 is a int"),
+        (lambda a: a.embed(["a", 3]), "text 1 is an int"),
         (lambda a: a.embed([b"a"]), "decode it first"),
         (lambda a: a.embed(b"a"), "Decode it first"),
-        (lambda a: a.embed(3), "texts is a int"),
+        (lambda a: a.embed(3), "texts is an int"),
         (lambda a: a.embed("a", pooling="mena"), "did you mean 'mean'"),
         (lambda a: a.embed("a", layer=9), "layers 0 .the embeddings. to 3"),
         (lambda a: a.embed("a", layer=1, pooling="pooler"), "uses the last layer"),

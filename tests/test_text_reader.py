@@ -82,7 +82,7 @@ def test_stdin_is_text_or_with_a_column_json(monkeypatch):
     [
         ("a.txt", b"ok\n\xff\n", r"line 2 of .*a\.txt is not UTF-8"),
         ("a.jsonl", b'{"txt": "x"}\n', r"line 1 of .* has no field 'text' \(did you mean 'txt'\?\)"),
-        ("a.jsonl", b'{"text": 3}\n', "line 1 of .* contains a int as 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1 of .* contains an int as 'text'"),
         ("a.csv", b"id,txt\n1,x\n", r"has no column 'text' \(did you mean 'txt'\?\)"),
         ("a.csv", b"id,text\n1,x\n2\n", "line 3 of .* has 1 cells"),
         ("a.parquet", b"nothing", "not a complete Parquet file"),

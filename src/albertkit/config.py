@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest
+from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest, type_with_article
 from albertkit.options import Options, read_options
 
 __all__ = ["PRESETS", "AlbertConfig", "Options", "preset"]
@@ -286,7 +286,7 @@ class AlbertConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> AlbertConfig:
         """Read a `config.json`. Unknown keys are errors; known extra keys of other projects are ignored."""
         if not isinstance(data, Mapping):
-            raise AlbertkitError(f"config.json contains a {type(data).__name__}; it must be a JSON object")
+            raise AlbertkitError(f"config.json contains {type_with_article(data)}; it must be a JSON object")
         known = {f.name for f in dataclasses.fields(cls)} - {"options"}
         check_keys("key", data, {"albertkit", *known, *REQUIRED_VALUES, *FOREIGN_KEYS}, " in config.json")
         values: dict[str, Any] = {}

@@ -79,7 +79,17 @@ def check_type(name: str, value: object, kinds: tuple[type, ...], rule: str) -> 
     is_bool = type(value).__name__ in ("bool", "bool_")  # numpy's too
     if not (bool in kinds if is_bool else isinstance(value, kinds)):
         shown = " ".join(reprlib.repr(value).split())
-        raise AlbertkitError(f"{name}={shown} is a {type(value).__name__}; pass {rule}.")
+        raise AlbertkitError(f"{name}={shown} is {type_with_article(value)}; pass {rule}.")
+
+
+def type_with_article(value: object) -> str:
+    """The type of a value, for a sentence.
+
+    >>> type_with_article("3"), type_with_article(3)
+    ('a str', 'an int')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def check_string(name: str, value: object) -> None:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.folder_replace import recover_folder, replace_folder
 
 JSON_LIMIT = 16 * 2**20  # bytes
@@ -130,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise
         raise AlbertkitError(f"{path} is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(data, dict):
-        raise AlbertkitError(f"{path} contains a {type(data).__name__}; it must be a JSON object")
+        raise AlbertkitError(f"{path} contains {type_with_article(data)}; it must be a JSON object")
     return data
 
 

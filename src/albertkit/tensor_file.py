@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.file_io import file_size, open_weights
 
 HEADER_LIMIT = 4 * 2**20  # bytes
@@ -112,7 +112,7 @@ def _read_header(path: Path, file: BinaryIO) -> dict[str, StoredTensor]:
         raise ValueError(f"its header has {length:,} bytes, the file {size:,}; {rule}")
     header = json.loads(file.read(length))
     if not isinstance(header, dict):
-        raise TypeError(f"its header is a {type(header).__name__}, not a JSON object")
+        raise TypeError(f"its header is {type_with_article(header)}, not a JSON object")
     header.pop("__metadata__", None)
     tensors: dict[str, StoredTensor] = {}
     end = 0

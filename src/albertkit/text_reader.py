@@ -22,7 +22,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.errors import AlbertkitError, nearest, need, type_with_article
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -119,7 +119,7 @@ def _read_texts(
         rows = read_cells(file, columns, limit)
     for number, (text, *ids) in rows:
         if not isinstance(text, str):
-            kind = "null" if text is None else f"a {type(text).__name__}"
+            kind = "null" if text is None else type_with_article(text)
             found = f"{_place(file, number)} contains {kind} as {text_column or DEFAULT_COLUMN!r}"
             raise AlbertkitError(f"{found}, which must be a text. Correct it, or pass another --text-column.")
         yield number, text, str(ids[0]) if ids else None
@@ -354,7 +354,7 @@ def parse_json_line(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadRow(f"is not JSON ({str(error)[:100]}). Correct it") from None
     if not isinstance(row, dict):
-        raise BadRow(f"contains a {type(row).__name__}; each line must be a JSON object with a text")
+        raise BadRow(f"contains {type_with_article(row)}; each line must be a JSON object with a text")
     return row
 
 

@@ -27,9 +27,10 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 
 from albertkit.tokenizer import Tokenizer  # noqa: E402
 from albertkit.tokenizer.normalizer import Normalizer  # noqa: E402
+from albertkit.tokenizer.spiece_file import parse_spiece  # noqa: E402
 from albertkit.tokenizer.tokenizer_json import metaspace_words, sequence, split  # noqa: E402
 from albertkit.tokenizer.train_vocabulary import PUNCTUATION, open_tokenizer  # noqa: E402
-from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary, parse_spiece  # noqa: E402
+from albertkit.tokenizer.vocabulary import MAX_TOKENS, SPECIALS, Vocabulary  # noqa: E402
 
 LEAST = 8  # a character that occurs less often in the text gets no token
 EVERYDAY = 4  # how often the Tatoeba sentences are repeated: encyclopedias have few words of conversation
@@ -89,7 +90,7 @@ def charsmap() -> bytes:
         spm.SentencePieceTrainer.train(
             input=str(texts), model_prefix=f"{folder}/m", normalization_rule_tsv=str(tsv), **options
         )
-        return parse_spiece(Path(folder, "m.model").read_bytes()).normalizer.charsmap
+        return parse_spiece(Path(folder, "m.model").read_bytes(), MAX_TOKENS).normalizer.charsmap
 
 
 def train(given: argparse.Namespace) -> None:
@@ -141,7 +142,7 @@ def unigram(words: Path, size: int, alphabet: set[str], table: bytes) -> Vocabul
             required_chars="".join(sorted(alphabet - {" "})), seed_sentencepiece_size=400_000, num_threads=2,
             max_sentencepiece_length=16, minloglevel=1,
         )  # fmt: skip
-        found = parse_spiece(Path(folder, "m.model").read_bytes())
+        found = parse_spiece(Path(folder, "m.model").read_bytes(), MAX_TOKENS)
     scored = [(token.text.decode(), token.score) for token in found.token if token.type == 1]
     learnt = [(token, score) for token, score in scored if is_word(token)]
     tokens, scores = [*first, *(t for t, _ in learnt)], [0.0] * len(first) + [round(s, 3) for _, s in learnt]

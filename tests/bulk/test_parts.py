@@ -149,7 +149,7 @@ def test_bad_rows_say_why(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": 3}\n{"body": "x"}\n[1]\n{\n{"text": "\\ud800"}\n')
     rows = all_rows(tmp_path / "a.jsonl", 2, 1000)
     for row, why in zip(
-        rows, ["contains a int", "no field 'text'", "contains a list", "not JSON", "not UTF-8"], strict=True
+        rows, ["contains an int", "no field 'text'", "contains a list", "not JSON", "not UTF-8"], strict=True
     ):
         assert why in str(row)
 

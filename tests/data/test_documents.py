@@ -70,7 +70,7 @@ def test_jsonl_documents_are_in_the_text_column(tmp_path):
     assert read([tmp_path / "b.gz"], "body") == rows  # with a column, files without a known suffix are JSONL
     with pytest.raises(AlbertkitError, match=r"line 1 of .* has no field 'bodi' \(did you mean 'body'\?\)"):
         read([tmp_path / "a.jsonl"], "bodi")
-    with pytest.raises(AlbertkitError, match="contains a int as 'id'"):
+    with pytest.raises(AlbertkitError, match="contains an int as 'id'"):
         read([tmp_path / "a.jsonl"], "id")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from tests.docs.doc_commands import joined
 
@@ -20,12 +21,12 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
 
 
 def shown_after(text: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Each block of a kind, with the ```text block that follows before the next block of code ("" if none does)."""
-    found = [(name, block) for name, block in BLOCK.findall(text) if name in ("bash", "python", "py", "text")]
-    following = [*found[1:], ("", "")]
-    for (name, block), (next_name, shown) in zip(found, following, strict=True):
-        if name == kind:
-            yield block, shown if next_name == "text" else ""
+    """Each block of a kind, with the ```text block below it in the same section, before other code ("" if none is)."""
+    found = [block for block in BLOCK.finditer(text) if block[1] in ("bash", "python", "py", "text")]
+    for block, below in zip_longest(found, found[1:]):
+        if block[1] == kind:
+            is_shown = below and below[1] == "text" and "\n#" not in text[block.end() : below.start()]
+            yield block[2], below[2] if is_shown else ""
 
 
 def is_exact(block: str, models: set[str]) -> bool:
@@ -35,7 +36,7 @@ def is_exact(block: str, models: set[str]) -> bool:
     for line in joined(block):
         words = shlex.split(line, comments=True)
         model = words[words.index("-m") + 1] if "-m" in words else "small"
-        if words[0] != "albertkit" or model not in models:
+        if words[0] != "albertkit" or model not in models or "--engine" in words:  # which prints its speed
             return False
         if words[1] == "finetune" and FROZEN & set(words):
             models.add(words[words.index("-o") + 1])

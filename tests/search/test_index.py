@@ -601,7 +601,7 @@ def test_folders_are_walked_in_order(tmp_path):
         ("a.jsonl", b"[" * 100_000, {}, "line 1 of .* is not JSON"),
         ("a.jsonl", b"[1]", {}, "contains a list"),
         ("a.jsonl", b'{"txt": "x", "n": 1}', {}, r"has no field 'text' \(did you mean 'txt'\?\); its fields: txt, n"),
-        ("a.jsonl", b'{"text": 5}', {}, "contains a int"),
+        ("a.jsonl", b'{"text": 5}', {}, "contains an int"),
         ("a.jsonl", b'{"text": "x"}', {"id_field": "id"}, "has no field 'id'"),
         ("nowhere", None, {}, "nowhere cannot be read"),
     ],

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from albertkit.errors import AlbertkitError
-from albertkit.search.index import Index
+from albertkit.search.index import Index, Record
 from albertkit.search.store_address import parse_address
 from albertkit.search.stores import qdrant_connection
 from albertkit.search.stores.qdrant_connection import folder_of
@@ -78,11 +78,14 @@ def test_no_message_contains_a_key(monkeypatch):
 
 def test_a_key_without_encryption_is_a_warning_except_on_this_computer():
     says = r"api_key=\*\*\* sends the key without encryption. Add https=true"
-    with pytest.warns(UserWarning, match=says), pytest.raises(AlbertkitError):
-        Index.open("qdrant://127.0.0.2:1?api_key=5ecret", None)
-    with pytest.raises(AlbertkitError), pytest.MonkeyPatch.context() as patch:
+    for place in ("127.0.0.2:1", "localhost.invalid:1", "127.0.0.1.invalid"):
+        with pytest.warns(UserWarning, match=says), pytest.raises(AlbertkitError):
+            Index.open(f"qdrant://{place}?api_key=5ecret", None)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qdrant_connection.warnings, "warn", lambda *_, **__: pytest.fail("a warning"))
-        Index.open("qdrant://127.0.0.1:1?api_key=5ecret", None)
+        for place in ("127.0.0.1:1", "localhost:1/prefix", "[::1]:1"):
+            with pytest.raises(AlbertkitError):
+                Index.open(f"qdrant://{place}?api_key=5ecret", None)
 
 
 # What a server can answer -----------------------------------------------------------------------------------------
@@ -189,6 +192,13 @@ def test_a_closed_index_says_so_and_others_stay_open(index, qdrant_folder):
         len(other)
 
 
+def test_a_folder_may_be_open_by_two_paths(index, qdrant_folder, tmp_path):
+    (tmp_path / "link").symlink_to(parse_address(qdrant_folder).location)
+    with Index.open(f"qdrant://{tmp_path / 'link'}?table=notes", Toy()) as other:
+        other.add(many(2))
+    assert len(index) == 2
+
+
 def test_looking_for_an_index_creates_no_folder(tmp_path):
     assert not Index.exists(f"qdrant://{tmp_path / 'typo'}")
     with pytest.raises(AlbertkitError, match="has no index"):
@@ -229,6 +239,32 @@ def test_a_folder_with_code_is_refused_and_nothing_runs(qdrant_folder, tmp_path,
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("name", ["a/b", "../elsewhere", ".", ""])
+def test_a_collection_in_another_folder_is_refused_and_nothing_runs(qdrant_folder, tmp_path, name):
+    with Index.create(qdrant_folder, Toy()) as index:
+        index.add(many(3))
+    file = stored(qdrant_folder)
+    meta = file.parents[2] / "meta.json"
+    (collection,) = json.loads(meta.read_text())["collections"].values()
+    meta.write_text(json.dumps({"collections": {name: collection}, "aliases": {}}))
+    with contextlib.closing(sqlite3.connect(file)) as sql, sql:
+        sql.execute("INSERT INTO points VALUES ('x', ?)", (pickle.dumps(Code(tmp_path / "ran")),))
+    other = file.parents[1] / name
+    other.mkdir(parents=True, exist_ok=True)
+    file.rename(other / file.name)
+    with pytest.raises(AlbertkitError, match=r"contains the collection .*, so it was not opened\. Delete its folder"):
+        Index.open(qdrant_folder, Toy())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_files_of_an_old_client_are_refused(qdrant_folder):
+    with Index.create(qdrant_folder, Toy()):
+        pass
+    stored(qdrant_folder).with_name("storage.dbm.db").touch()
+    with pytest.raises(AlbertkitError, match=r"files of an old client\), so it was not opened"):
+        Index.open(qdrant_folder, Toy())
+
+
 def test_any_damaged_folder_is_opened_or_an_error(qdrant_folder):
     with Index.create(qdrant_folder, Toy()) as index:
         index.add(many(3))
@@ -245,6 +281,21 @@ def test_any_damaged_folder_is_opened_or_an_error(qdrant_folder):
         path.write_bytes(whole)
     with Index.open(qdrant_folder, Toy()) as index:
         assert len(index) == 3
+
+
+def test_a_point_that_the_client_cannot_compare_is_an_error(qdrant_folder):
+    with Index.create(qdrant_folder, Toy()) as index:
+        index.add([Record("1", "tea and cake")])
+    with contextlib.closing(sqlite3.connect(stored(qdrant_folder))) as sql, sql:
+        ((data,),) = sql.execute("SELECT point FROM points").fetchall()
+        point = pickle.loads(data)
+        point.vector["words"].indices.reverse()
+        sql.execute("UPDATE points SET point = ?", (pickle.dumps(point),))
+    with (
+        Index.open(qdrant_folder, Toy()) as index,
+        pytest.raises(AlbertkitError, match="Check its folder and its disk"),
+    ):
+        index.search("tea", mode="keyword")
 
 
 # Batches, changes of others, words --------------------------------------------------------------------------------

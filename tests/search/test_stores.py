@@ -299,7 +299,7 @@ def has_graph(index):
 
 WRITER = """
 import sys
-from tests.search.test_index import Toy, check_forms_find_each_other, many
+from tests.search.test_index import Toy, many
 from albertkit.search.index import Index
 index = Index.open(sys.argv[1], Toy())
 def tell(count):

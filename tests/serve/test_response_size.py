@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from albertkit.serve.request_texts import normalized_length
-from albertkit.serve.response_size import PART_BYTES, json_parts, memory_of, write_json
+from albertkit.serve.response_size import PART_BYTES, encode_json, json_parts, memory_of
 from albertkit.serve.serve_settings import ServeSettings
 from tests.serve.conftest import Served
 
@@ -176,7 +176,7 @@ VALUES = [
 @pytest.mark.parametrize("foreseen", [0, 100, 300_000, 10**9])
 def test_parts_are_the_same_json(value, foreseen):
     whole = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    assert write_json(value, foreseen) == whole
+    assert encode_json(value, foreseen) == whole
     assert max(map(len, json_parts(value, len(whole)))) <= 4 * PART_BYTES or isinstance(value, dict)
 
 
@@ -217,4 +217,4 @@ def test_response_limits_fit_together():
 
     with pytest.raises(AlbertkitError, match="below max_response_bytes"):
         ServeSettings(max_response_bytes=2**27)
-    assert write_json([], 0) == b"[]"
+    assert encode_json([], 0) == b"[]"

@@ -111,7 +111,7 @@ def test_track_at_a_depth_and_leaving_early(albert):
         ([("a", 3)], "turn 0 is"),
         ([b"cat"], "turn 0 is b'cat'"),
         (b"cat", "turns is a bytes. Pass the turns of a dialogue in a list"),
-        (3, "turns is a int"),
+        (3, "turns is an int"),
         (DialogueTurn("1", 0, "", "a"), "turns is a DialogueTurn"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.bulk.object_store import locate, open_input
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.text_reader import (
     BOM,
     LINE_LIMIT,
@@ -127,7 +127,7 @@ def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Itera
                     f"has {len(text):,} characters, more than {TEXT_LIMIT:,} (--long-texts truncate truncates it)"
                 )
         elif not isinstance(text, BadRow):
-            text = BadRow("contains no text" if text is None else f"contains a {type(text).__name__}, not a text")
+            text = BadRow("contains no text" if text is None else f"contains {type_with_article(text)}, not a text")
         yield number, text
 
 

@@ -38,10 +38,10 @@ from albertkit.data.shards import (
     Shards,
     ShardWriter,
     check_files,
+    replace_json,
     run_sums,
     token_dtype,
     write_array,
-    write_json,
 )
 from albertkit.errors import AlbertkitError, short_reason
 from albertkit.text_reader import TextFile, check_text_column, find_text_files
@@ -274,7 +274,7 @@ class CorpusBuilder:
             "counts": self.counts,
             "splits": self.entries(),
         }
-        write_json(self.folder / MANIFEST, manifest)
+        replace_json(self.folder / MANIFEST, manifest)
         return manifest
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.text_reader import (
     BOM,
     DEFAULT_COLUMN,
@@ -240,7 +240,7 @@ def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
 def _json_text(line: str, text_column: str) -> str:
     text = column_value(parse_json_line(line), text_column)
     if text is not None and not isinstance(text, str):
-        raise BadRow(f"contains a {type(text).__name__} as {text_column!r}, which must be a text (--text-column)")
+        raise BadRow(f"contains {type_with_article(text)} as {text_column!r}, which must be a text (--text-column)")
     return text or ""
 
 

@@ -13,7 +13,6 @@ atomically.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from albertkit.errors import AlbertkitError, check_choice
-from albertkit.file_io import digest, flush, read_json
+from albertkit.file_io import digest, flush, json_bytes, read_json
 from albertkit.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -275,10 +274,10 @@ def write_array(path: Path, array: np.ndarray) -> str:
     return digest(path)
 
 
-def write_json(path: Path, data: object) -> None:
+def replace_json(path: Path, data: object) -> None:
     """Write indented JSON atomically."""
     with _replace(path) as file:
-        file.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+        file.write(json_bytes(data))
 
 
 @contextmanager

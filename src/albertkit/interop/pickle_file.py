@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, short_reason
+from albertkit.errors import AlbertkitError, short_reason, type_with_article
 from albertkit.file_io import file_size, open_weights
 from albertkit.interop.pickle_interpreter import (
     MAX_VALUES,
@@ -88,7 +88,7 @@ def _stored(path: Path, view: TensorView, read: ReadElements) -> StoredTensor:
 def _with_tensors(data: Any, make: Callable[[TensorView], StoredTensor]) -> dict[str, Any]:
     """The loaded dict with `StoredTensor`s. Dicts may contain each other, so their depth and number are bounded."""
     if not isinstance(data, dict):
-        raise ValueError(f"it contains a {type(data).__name__}, and a state dict of tensors is needed")
+        raise ValueError(f"it contains {type_with_article(data)}, and a state dict of tensors is needed")
     seen = 0
 
     def convert(value: object, depth: int) -> object:

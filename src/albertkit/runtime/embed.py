@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys, check_type
+from albertkit.errors import AlbertkitError, check_choice, check_finite, check_keys, check_type, type_with_article
 from albertkit.input_warnings import InputProblems, collect_problems, find_problems, report_problems
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExitRunner, ExitRule, ReadOutputs
@@ -306,7 +306,7 @@ def text_chunks(
         raise AlbertkitError("texts is bytes, not str. Decode it first, for example with .decode('utf-8').")
     if not isinstance(texts, Iterable) or isinstance(texts, Mapping | set) or getattr(texts, "ndim", 1) != 1:
         raise AlbertkitError(
-            f"texts is a {type(texts).__name__}. Pass a text, or several in a list, a generator or a column."
+            f"texts is {type_with_article(texts)}. Pass a text, or several in a list, a generator or a column."
         )
     characters, chunk, most = 0, list[str](), first
     for index, text in enumerate(texts):
@@ -376,7 +376,7 @@ def _describe(value: Any) -> str:
     missing = (
         value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
     )
-    return "missing (None or NaN)" if missing else f"a {type(value).__name__}"
+    return "missing (None or NaN)" if missing else type_with_article(value)
 
 
 # Early exit ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_finite
+from albertkit.errors import AlbertkitError, check_finite, type_with_article
 from albertkit.input_warnings import InputProblems, find_problems, report_problems
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, EarlyExitRunner, ExitStats, exit_rule
@@ -266,7 +266,7 @@ def dialogue_turns(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) 
     if isinstance(turns, str):
         return [DialogueTurn("", 0, "", turns)]
     if isinstance(turns, bytes | DialogueTurn) or not isinstance(turns, Iterable):
-        raise AlbertkitError(f"turns is a {type(turns).__name__}. Pass the turns of a dialogue in a list, in order.")
+        raise AlbertkitError(f"turns is {type_with_article(turns)}. Pass the turns of a dialogue in a list, in order.")
     return [_turn(index, turn) for index, turn in enumerate(turns)]
 
 

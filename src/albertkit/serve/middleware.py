@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from albertkit.errors import AlbertkitError, NonFiniteError
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.process_memory import return_freed_memory
-from albertkit.serve.response_size import memory_of, write_json
+from albertkit.serve.response_size import encode_json, memory_of
 from albertkit.serve.schemas import WARNING_HEADER, HttpError, WarnedResponse, validation_error
 
 log = logging.getLogger("albertkit.serve")
@@ -247,7 +247,7 @@ async def make_response(context: RequestContext, result: object, most: int | Non
     foreseen = context.response_bytes
     body: bytes | memoryview
     if foreseen > LARGE_RESPONSE:
-        body = await context.run_tokenizer(write_json, result, foreseen)
+        body = await context.run_tokenizer(encode_json, result, foreseen)
     else:
         body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
     context.count_bytes(len(body) - context.response_memory)

@@ -24,7 +24,7 @@ OBJECT_MEMORY = 3  # bytes in memory, for each byte of a response, while Python 
 PART_BYTES = 65536  # of JSON that is written at a time
 
 
-def write_json(value: object, size: int) -> memoryview:
+def encode_json(value: object, size: int) -> memoryview:
     """JSON of a response of about `size` bytes."""
     written = bytearray()
     for part in json_parts(value, size):

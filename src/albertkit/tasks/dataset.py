@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from albertkit.errors import AlbertkitError, check_type, nearest
+from albertkit.errors import AlbertkitError, check_type, nearest, type_with_article
 from albertkit.input_warnings import InputProblems, report_problems
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
@@ -72,7 +72,7 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
         for number, example in enumerate(examples, 1):
             found: Any = example
             if not isinstance(example, expected):
-                found = f"{task} needs {expected.__name__} examples, and this is a {type(example).__name__}"
+                found = f"{task} needs {expected.__name__} examples, and this is {type_with_article(example)}"
                 found += f"; write  {expected.__name__}({', '.join(field.name for field in fields(expected))})"
             elif isinstance(example, TextExample) and example.label is not None:
                 found = example.problem() or _kind_problem(example.label, first.label) or example

@@ -15,6 +15,7 @@ from itertools import pairwise
 from math import isfinite
 from numbers import Integral
 
+from albertkit.errors import type_with_article
 from albertkit.input_warnings import is_blank
 from albertkit.text_reader import TEXT_LIMIT
 
@@ -62,7 +63,7 @@ class TextExample(Example):
         if self.pair is not None:
             problem = problem or text_problem(self.pair, "second text")
         if not problem and not isinstance(label, str | float | tuple | Integral | None):
-            problem = f"the label is a {type(label).__name__}; write a class (text), a number or a tuple of classes"
+            problem = f"the label is {type_with_article(label)}; write a class (text), a number or a tuple of classes"
         odd = [name for name in label if not isinstance(name, str | Integral)] if isinstance(label, tuple) else []
         if not problem and odd:
             problem = f"one class of the label is {odd[0]!r:.40}; write every class as text"
@@ -246,7 +247,7 @@ def text_problem(text: object, name: str) -> str | None:
     if text is None:
         return f"the {name} is missing; write one"
     if not isinstance(text, str):
-        return f"the {name} is a {type(text).__name__}; write a text in quotes"
+        return f"the {name} is {type_with_article(text)}; write a text in quotes"
     if not text.strip():
         return f"the {name} is empty; write one or delete the row"
     if len(text) > TEXT_LIMIT:

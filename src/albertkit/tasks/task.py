@@ -97,6 +97,8 @@ class Task:
     ) -> list[int]:
         """The indexes of the examples of which `features` contain only a part."""
         full = sorted({f.example for f in features if len(f.ids) >= max_length}) if self.truncates else []
+        if not full:
+            return []
         longer = self.features([examples[place] for place in full], tokenizer, max_length + 1)
         return [full[place] for place in sorted({f.example for f in longer if len(f.ids) > max_length})]
 

@@ -21,7 +21,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, require_tokenizer, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
-from albertkit.data.shards import Shards, write_array, write_json
+from albertkit.data.shards import Shards, replace_json, write_array
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest, read_json
 from albertkit.input_warnings import MAX_UNREADABLE_TEXTS, check_training_texts
@@ -165,7 +165,7 @@ class CorpusDistillation:
         }
         if not (texts / TARGETS).is_file():
             texts.mkdir(parents=True, exist_ok=True)
-            write_json(record, expected)
+            replace_json(record, expected)
         elif record.is_file() and read_json(record) != expected:
             raise AlbertkitError(
                 f"{texts} contains vectors of other teachers, with other weights, or of another corpus. "

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.data.shards import write_json
+from albertkit.data.shards import replace_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.input_warnings import check_training_texts
@@ -94,7 +94,7 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     if len(runs) > 1:
         artifact = _with_spread(artifact, [run["metrics"] for run in runs])
     write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
-    write_json(output / "runs.json", runs)
+    replace_json(output / "runs.json", runs)
     write_settings(output, job.task.name, settings)
     evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
     write_report(output, evaluated, artifact, runs)

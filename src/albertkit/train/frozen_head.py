@@ -19,7 +19,7 @@ import numpy as np
 from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.data.shards import write_json
+from albertkit.data.shards import replace_json
 from albertkit.errors import AlbertkitError, check_finite
 from albertkit.input_warnings import InputProblems, check_training_texts, collect_problems, report_problems
 from albertkit.interop.convert import open_model, open_stored
@@ -82,7 +82,7 @@ def train_frozen_head(
         artifact = dataclasses.replace(artifact, metadata=metadata)
         write_head(artifact, model, output / "model", overwrite=True)
     runs = [{"seed": settings.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
-    write_json(output / "runs.json", runs)
+    replace_json(output / "runs.json", runs)
     write_report(output, EvaluatedRun(train, dev, albert.task, results), artifact, runs)
     return FinetuneResult(output / "model", metrics, runs, len(dev))
 

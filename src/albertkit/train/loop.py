@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.masking import mix_seed
-from albertkit.data.shards import write_json
+from albertkit.data.shards import replace_json
 from albertkit.errors import AlbertkitError, NonFiniteError
 from albertkit.file_io import read_json
 from albertkit.tasks.task import lower_is_better
@@ -184,7 +184,7 @@ class TrainingRun:
             changed = [f"{k} {before.get(k)} → {v}" for k, v in settings.items() if before.get(k) != v]
             if changed:
                 self.log(f"settings changed since the last start: {', '.join(changed)}")
-        write_json(file, settings)
+        replace_json(file, settings)
 
     def restore_newest(self, steps: list[int]) -> None:
         """Load the last of some checkpoints that is not damaged."""

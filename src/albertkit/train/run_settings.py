@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from albertkit.artifact import METADATA_FILE, Artifact
-from albertkit.data.shards import write_json
+from albertkit.data.shards import replace_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.train.train_settings import FinetuneSettings, Log
@@ -63,7 +63,7 @@ def begin_run(output: Path, task: str, settings: FinetuneSettings) -> None:
 def write_settings(output: Path, task: str, settings: FinetuneSettings) -> None:
     """Write the settings of a new run, or of one that ended with others than it began."""
     output.mkdir(parents=True, exist_ok=True)
-    write_json(output / SETTINGS_FILE, _stored(task, settings))
+    replace_json(output / SETTINGS_FILE, _stored(task, settings))
 
 
 def _stored(task: str, settings: FinetuneSettings) -> dict[str, object]:

@@ -136,9 +136,10 @@ export class Albert {
 
 /** The address of a folder that is relative to the page; by default that of `model`, which is beside this file. */
 function folderAddress(folder) {
-  const [path, base] = folder === undefined ? ["model", import.meta.url] : [String(folder), document.baseURI];
+  const path = folder === undefined ? "model" : String(folder);
+  const base = folder === undefined ? undefined : globalThis.document?.baseURI; // a worker has no document
   try {
-    return new URL(path.replace(/\/?$/, "/"), base);
+    return new URL(path.replace(/\/?$/, "/"), base ?? import.meta.url);
   } catch {
     throw new AlbertError(`the folder ${JSON.stringify(path)} is not an address. Pass one such as "./model".`);
   }

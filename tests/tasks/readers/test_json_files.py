@@ -175,7 +175,7 @@ def test_plain_choices(tmp_path):
         ({"choices": ["a", "b"], "answer": "ß", "question": "x"}, "a number from 0 to 1"),
         ({"choices": ["a"], "right": 0, "question": "x"}, "at least two choices"),
         ({"choices": ["a", " "], "right": 0, "question": "x"}, "the choice is empty"),
-        ({"choices": ["a", 2], "right": 0, "question": "x"}, "the choice is a int"),
+        ({"choices": ["a", 2], "right": 0, "question": "x"}, "the choice is an int"),
         ({"choices": ["a", "b"], "right": 0}, "the question is empty"),
         ({"context": "x"}, "needs question, choices and answer, or the fields of RACE, but has context"),
         ({**RACE, "answers": ["A"]}, "needs question, choices and answer, or the fields of RACE"),
@@ -267,7 +267,7 @@ def test_bad_clinc(tmp_path):
     path = put(tmp_path / "a.json", {"train": [["a", "x"], ["b"], ["", "x"], ["c", 3]]})
     message = refused("intent", path)
     assert "3 problems" in message and "train 2: write a text and an intent" in message
-    assert "train 3: the text is empty" in message and "train 4: the intent is a int" in message
+    assert "train 3: the text is empty" in message and "train 4: the intent is an int" in message
 
 
 def test_intents_in_a_table(tmp_path):

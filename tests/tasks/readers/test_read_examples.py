@@ -109,7 +109,7 @@ def test_bad_json(tmp_path):
     message = refused(
         tmp_path / "a.jsonl", good + '{"label": "x"}\n{"text": 3, "label": "x"}\n{"text": "a", "label": {}}'
     )
-    assert "line 2: the text is missing" in message and "line 3: the text is a int; write" in message
+    assert "line 2: the text is missing" in message and "line 3: the text is an int; write" in message
     assert "line 4: the label is a dict" in message
     assert "line 1: the text contains zero bytes" in refused(tmp_path / "a.jsonl", '{"text": "a\\u0000", "label": "x"}')
     for text in ('[{"text": "a"}, {"text"', '[{"text": "a"}', '{"a": 1} {"b"', '[{"a": 1}] 7'):

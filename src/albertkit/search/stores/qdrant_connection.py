@@ -5,6 +5,7 @@ In: a `StoreAddress`. Out: a `Connection`, and errors as sentences. Before this 
 
 A folder admits one program, so all indexes of this program share one connection to it. The client stores points as
 pickles, which can contain code. So `check_folder` reads them with the classes of points only, before the client does.
+It does not help against a program that changes the folder at the same time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from albertkit.errors import AlbertkitError, check_choice, check_keys, need
+from albertkit.file_io import read_json
 from albertkit.search.store_address import StoreAddress
 
 PURPOSE = "an index in Qdrant"
@@ -33,7 +35,6 @@ OLDEST = (1, 16)  # version of a server that stores metadata of collections
 TIMEOUT = 60  # seconds to wait for an answer
 KEY_VARIABLE = "QDRANT_API_KEY"
 OPTIONS = ("https", "api_key")
-THIS_COMPUTER = ("localhost", "127.0.0.1", "[::1]")
 POINTS_TABLE = "CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)"  # and nothing else is in a file of the client
 POINTS = {("qdrant_client.http.models.models", name) for name in ("PointStruct", "SparseVector")}
 MESSAGE = 300  # characters of an error of Qdrant
@@ -45,6 +46,7 @@ REMEDIES = {  # status of a response
     413: "A text is too long for the server. Index by lines or paragraphs (--split).",
     429: f"Wait a while, {RERUN}",
 }
+_this_computer = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 _folder = re.compile(r"[/.]|[A-Za-z]:[/\\]")
 
 
@@ -86,7 +88,7 @@ def connect(address: StoreAddress) -> Connection:
     options, folder = dict(parse_qsl(query, keep_blank_values=True)), folder_of(address)
     check_keys("option", options, () if folder else OPTIONS, f" of {address.name}")
     if folder is not None:
-        return _connect_folder(qdrant, str(folder.absolute()))
+        return _connect_folder(qdrant, str(folder.resolve()))
     if "@" in place:
         raise AlbertkitError(
             f"the address qdrant://… has a @, but Qdrant has no users. Pass a key as ?api_key=KEY or in {KEY_VARIABLE}."
@@ -94,7 +96,7 @@ def connect(address: StoreAddress) -> Connection:
     check_choice("https", options.get("https", "false"), ("true", "false"))
     scheme = "https" if options.get("https") == "true" else "http"
     key = options.get("api_key") or os.environ.get(KEY_VARIABLE, "")
-    if key and scheme == "http" and not place.startswith(THIS_COMPUTER):
+    if key and scheme == "http" and not _this_computer.match(place):
         warnings.warn(f"{address.name} sends the key without encryption. Add https=true to the address.", stacklevel=2)
     try:
         client = qdrant.QdrantClient(
@@ -128,7 +130,10 @@ def _connect_folder(qdrant: Any, folder: str) -> Connection:
             shared.users += 1
             return shared
         check_folder(Path(folder))
-        client = qdrant.QdrantClient(path=folder, force_disable_check_same_thread=True)
+        try:
+            client = qdrant.QdrantClient(path=folder, force_disable_check_same_thread=True)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"its files are damaged: {error}") from None
         _folders[folder] = Connection(client, folder)
         return _folders[folder]
 
@@ -163,7 +168,9 @@ def check_folder(folder: Path) -> None:
         raise AlbertkitError(
             f"qdrant://{folder} is the folder of a Qdrant server. Pass the server's address: qdrant://HOST:PORT."
         )
-    for path in sorted((folder / "collection").glob("*/storage.sqlite")):
+    if (folder / "meta.json").exists():
+        _check_names(folder / "meta.json")
+    for path in sorted((folder / "collection").glob("*/storage.*")):
         try:
             _check_points(path)
         except Exception as error:  # a pickle can raise anything
@@ -173,7 +180,22 @@ def check_folder(folder: Path) -> None:
             ) from None
 
 
+def _check_names(path: Path) -> None:
+    """Raise if the client would read a collection elsewhere than in `collection/NAME`, where the points are checked."""
+    collections = read_json(path).get("collections")
+    for name in collections if isinstance(collections, dict) else ():
+        if name in ("", ".", "..") or re.search(r"[/\\:]", name):
+            raise AlbertkitError(
+                f"{path} contains the collection {name!r:.80}, but names are without / and :, so it was not opened. "
+                "Delete its folder and index the files again."
+            )
+
+
 def _check_points(path: Path) -> None:
+    if not path.name.startswith("storage.sqlite"):  # old clients read pickles from storage.dbm
+        raise AlbertkitError("files of an old client")
+    if path.suffix != ".sqlite":  # sqlite's journal
+        return
     with contextlib.closing(sqlite3.connect(path)) as sql:
         schema = {row[0] for row in sql.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
         if schema - {POINTS_TABLE}:  # a view could return other points to the client
@@ -210,7 +232,7 @@ def plain_errors(address: StoreAddress) -> Iterator[None]:
         raise _error(address, *_explain(address, error.source)) from None
     except limits.QdrantException as error:
         raise _error(address, str(error), REMEDIES[429]) from None
-    except (RuntimeError, ValueError, LookupError, OSError, sqlite3.Error) as error:
+    except (AssertionError, RuntimeError, ValueError, LookupError, OSError, sqlite3.Error) as error:
         if "already accessed" in str(error):
             raise AlbertkitError(
                 f"{address.name} is open in another program, and a folder of Qdrant admits one. Wait until it is done, "

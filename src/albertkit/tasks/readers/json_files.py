@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.tasks.classify import OUT_OF_SCOPE
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, TextExample, text_problem
 from albertkit.tasks.readers.labelled_files import LabelledFile, clean, list_names
@@ -72,7 +72,7 @@ def _objects_in(values: Any, place: str, file: LabelledFile) -> Iterator[tuple[s
         if isinstance(value, dict):
             yield f"{place}[{number}]", value
         else:
-            file.problems.add(f"{place}[{number}]", f"contains a {type(value).__name__}; write an object in braces")
+            file.problems.add(f"{place}[{number}]", f"contains {type_with_article(value)}; write an object in braces")
 
 
 def _parse_answers(answers: Any) -> list[tuple[Any, Any]] | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, nearest, type_with_article
 from albertkit.tasks.examples import RewriteExample, TextExample, text_problem
 from albertkit.tasks.readers.json_files import Rows
 from albertkit.tasks.readers.labelled_files import LabelledFile, ReadOptions, Row, clean, count_noun, list_names
@@ -379,7 +379,7 @@ def _label_problem(cell: Any, kind: str) -> str | None:
     parts = cell if kind == "multi" and isinstance(cell, list | tuple) else [cell]
     odd = [part for part in parts if not isinstance(part, str | int | float)]
     if odd:
-        return f"the label is a {type(odd[0]).__name__}; write a text or a number"
+        return f"the label is {type_with_article(odd[0])}; write a text or a number"
     if kind == "regression" and parse_number(cell) is None:
         return f"the label {cell!r:.40} is not a number; write one"
     return None
