@@ -57,7 +57,8 @@ def open_token_writer(
 @contextlib.contextmanager
 def _open_writer(target: Path, writers: Mapping[str, Any], overwrite: bool) -> Iterator[Callable[[str, Any], None]]:
     if target.suffix not in writers:
-        raise AlbertkitError(f"{target} ends with {target.suffix!r}. Use one of {', '.join(writers)}.")
+        ending = f"ends with {target.suffix!r}" if target.suffix else "has no suffix"
+        raise AlbertkitError(f"{target} {ending}. Use one of {', '.join(writers)}.")
     part = target.with_name(target.name + ".part")
     for path in (target, part):
         if path.exists() and not overwrite:
@@ -67,7 +68,7 @@ def _open_writer(target: Path, writers: Mapping[str, Any], overwrite: bool) -> I
     try:
         file = part.open("wb")
     except OSError as error:
-        raise AlbertkitError(f"{part} cannot be written: {error.strerror}. Choose another place.") from None
+        raise AlbertkitError(f"{target} cannot be written: {error.strerror}. Choose another place.") from None
     with file:
         writer = writers[target.suffix](file)
         try:

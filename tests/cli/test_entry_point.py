@@ -78,7 +78,11 @@ def test_info_and_convert(folder, tmp_path):
         (["plan", "bas"], "", "unknown preset 'bas' (did you mean 'base'?)"),
         (["plan", "--nosuch"], "", "No such option"),
         (["plan", "base", "--length", "513"], "", "length=513 is not available"),
-        (["nosuch"], "", "No such command"),
+        (["nosuch"], "", "No such command 'nosuch'."),
+        (["embde", "x"], "", "No such command 'embde' (did you mean 'embed'?)."),
+        (["similar", "x"], "", "1 text passed: similar compares 2 to"),
+        (["embed", "x", "-o", "none/x.npy"], "", "none/x.npy cannot be written"),
+        (["embed", "x", "-o", "none"], "", "none has no suffix. Use one of .npy"),
         (["info", "nowhere"], "", "nowhere does not exist"),
         (["tokenize", "--file", "nowhere"], "", "nowhere cannot be read"),
         (["tokenize", "--model", "nowhere", "x"], "", "nowhere"),
@@ -90,6 +94,24 @@ def test_errors_are_one_sentence_and_code_2(args, text, message):
     done = run(*args, text=text, ok=False)
     lines = done.stderr.decode().strip().splitlines()
     assert done.returncode == 2 and len(lines) == 1 and message in lines[0], done.stderr.decode()
+
+
+def test_an_error_of_the_system_names_the_file_and_a_remedy():
+    from albertkit.cli.entry_point import system_reason
+
+    denied = PermissionError(13, "Permission denied", "model/config.json")
+    assert system_reason(denied) == (
+        "model/config.json cannot be read or written: Permission denied. Check its permissions and its disk."
+    )
+    full = OSError(28, "No space left on device")
+    assert system_reason(full).startswith("the output cannot be read or written: No space left on device.")
+    assert system_reason(MemoryError()) == "out of memory. Pass fewer or shorter texts."
+
+
+def test_an_unfinished_training_run_is_named_as_such(tmp_path):
+    (tmp_path / "settings.json").write_text("{}")
+    done = run("info", str(tmp_path), ok=False)
+    assert done.returncode == 2 and b"contains a training run without a model yet. Rerun its command" in done.stderr
 
 
 def test_every_command_has_help_with_an_example():

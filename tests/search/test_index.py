@@ -463,8 +463,8 @@ def test_each_wrong_file_is_one_sentence(index, tmp_path):
         assert "\n" not in str(caught.value)
 
     fails("is not a file. Build an index with", tmp_path / "nowhere")
-    fails("is not a file", tmp_path)
-    fails("built with model toy .*, not other", index.path, Toy(name="other"))
+    fails("is a folder, but an index is a file", tmp_path)
+    fails("built with model toy .*, not other .*Use the model of the index", index.path, Toy(name="other"))
     fails(r"built with model toy \(32 dimensions\)", index.path, Toy(dim=16))
     for content in (b"", b"some text\n" * 1000):
         (tmp_path / "bad").write_bytes(content)

@@ -80,6 +80,11 @@ def spans(*labels):
     return [TaggedExample("a b", ((0, 1), (2, 3)), (Span(0, 1, label),), "ask") for label in labels]
 
 
+def test_one_example_cannot_be_held_out():
+    with pytest.raises(AlbertkitError, match="1 example was found, so none can be held out. Add examples"):
+        split_examples(texts("a"))
+
+
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=60), st.booleans())
 def test_no_class_goes_away_and_what_needs_no_change_has_none(labels, entities):
     examples = spans(*labels) if entities else texts(*labels)

@@ -146,10 +146,10 @@ def test_the_interval_of_the_threshold_is_about_eleven_points():
 
 
 def test_without_a_log_notes_on_labels_are_warnings(start, tmp_path):
-    with pytest.warns(UserWarning, match="50 of 50 held-out examples in the training data too"):
+    with pytest.warns(UserWarning, match="50 of 50 held-out examples are in the training data too"):
         same = unlabelled(texts(50))
         finetune("classify", same, same, output=tmp_path / "files", model=start, freeze=True)
-    with pytest.warns(UserWarning, match="10 of 10 held-out examples in the training data too"):
+    with pytest.warns(UserWarning, match="10 of 10 held-out examples are in the training data too"):
         finetune("classify", same * 2, output=tmp_path / "split", model=start, freeze=True)
 
 

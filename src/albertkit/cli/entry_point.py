@@ -16,7 +16,7 @@ import click
 
 from albertkit import __version__
 from albertkit.cli.console import echo, echo_line
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
 
 # Group → module → command → one line for `albertkit --help`.
 GROUPS: dict[str, dict[str, dict[str, str]]] = {
@@ -96,6 +96,15 @@ class GroupedCommands(click.Group):
         command: click.Command = getattr(module, name)
         return command
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names; an error suggests the most similar name."""
+        name = args[0]
+        if name not in MODULES and not name.startswith("-"):
+            context.fail(f"No such command {name!r}{nearest(name, MODULES)}.")
+        return super().resolve_command(context, args)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line per command, under the headings of the groups."""
         for group, modules in GROUPS.items():
@@ -114,6 +123,14 @@ def show_warning(message: Warning | str, *_: object) -> None:
     """A warning as one line on stderr. Those of other libraries may have several."""
     text, is_foreign = str(message), type(message).__module__.split(".")[0] not in ("builtins", "albertkit")
     echo_line(f"warning: {' '.join(text.split()) if is_foreign else text}")
+
+
+def system_reason(error: OSError | MemoryError) -> str:
+    """An error of the system as one line."""
+    if isinstance(error, MemoryError):
+        return "out of memory. Pass fewer or shorter texts."
+    name = error.filename or "the output"
+    return f"{name} cannot be read or written: {error.strerror or error}. Check its permissions and its disk."
 
 
 def main() -> NoReturn:
@@ -138,11 +155,11 @@ def main() -> NoReturn:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()  # the pipe's reader has exited; otherwise Python reports an error about stdout at exit
         else:
-            reason = getattr(error, "strerror", None) or "out of memory"
-            echo_line(f"albertkit: {reason}: {getattr(error, 'filename', None) or 'the output'}")
+            echo_line(f"albertkit: {system_reason(error)}")
             code = 2
-    except (click.Abort, KeyboardInterrupt):
-        echo_line("albertkit: stopped")
+    except (click.Abort, KeyboardInterrupt) as error:
+        if not str(error.__cause__ or error):  # training has already reported how to resume
+            echo_line("albertkit: stopped")
         code = 130
     sys.exit(code)
 

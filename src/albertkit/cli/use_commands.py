@@ -172,10 +172,12 @@ def report_exits(depths: list[int], full_depth: int) -> None:
 @cli.json_option
 def similar(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
     """Print the cosine similarity of each pair of TEXTS, or of the lines of --file or stdin."""
+    from albertkit.tasks.readers.labelled_files import count_noun
+
     compared = list(texts)
     if not 2 <= len(compared) <= MAX_COMPARED:
         raise AlbertkitError(
-            f"{len(compared)} texts were passed: similar compares 2 to {MAX_COMPARED:,} texts. "
+            f"{count_noun(len(compared), 'text')} passed: similar compares 2 to {MAX_COMPARED:,} texts. "
             "For more texts, use index and search."
         )
     scores = model.open().similarity(compared, depth=model.depth).tolist()

@@ -22,6 +22,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.runtime_model import distilled_depths
 from albertkit.transformers_folder import for_transformers
 
+RUN_SETTINGS = "settings.json"  # training writes it at its start, and the model at its end
 FORMATS = (
     "an albertkit artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder, "
     f"a PL-BERT file (.t7, .pth, .onnx), or the name of a built-in model ({', '.join(BUILTINS)})"
@@ -55,6 +56,8 @@ def open_model(path: Path | str | None = None) -> Artifact:
         candidates = [p for p in sorted(path.iterdir()) if p.suffix in (".onnx", ".t7", ".pth")]
         if len(candidates) == 1:
             return plbert.read_file(candidates[0])
+    if path.is_dir() and (path / RUN_SETTINGS).is_file():
+        raise AlbertkitError(f"{path} contains a training run without a model yet. Rerun its command to finish it.")
     problem = "does not exist" if not path.exists() else "is in no format that albertkit knows"
     raise AlbertkitError(f"{path} {problem}; pass {FORMATS}")
 

@@ -119,7 +119,7 @@ class Index(ABC):
         if ours is not None and (ours.name, ours.dim) != (self.model, self.dim):
             raise AlbertkitError(
                 f"{self.path} was built with model {self.describe_model()} ({dim} dimensions), not {ours.name} "
-                f"({ours.dim}). Open it with the former, at the same depth, or index the files again (--force)."
+                f"({ours.dim}). Use the model of the index, at the same depth, or index the files again (--force)."
             )
 
     def describe_model(self) -> str:

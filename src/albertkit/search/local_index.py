@@ -46,6 +46,10 @@ class LocalOpener:
 
     def open(self, embedder: Embedder | None) -> LocalIndex:
         path = self.path
+        if path.is_dir():
+            raise AlbertkitError(
+                f"{path} is a folder, but an index is a file. Pass a file, or an address such as qdrant://./FOLDER."
+            )
         if not path.is_file():
             raise AlbertkitError(f"{path} is not a file. Build an index with  albertkit index FILES -o {path}")
         index = LocalIndex(path, embedder)

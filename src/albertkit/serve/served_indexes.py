@@ -46,7 +46,8 @@ class ServedIndexes:
     def _open(self, name: str, path: Path) -> ServedIndex:
         if is_address(path):
             raise AlbertkitError(
-                f"{path} is not a file: the server serves index files, not vector stores. Name a file."
+                f"the index {name!r} is in a vector store: the server serves index files, not vector stores. "
+                "Name a file."
             )
         stamp = _stamp(path)
         index = Index.open(path, None)

@@ -128,7 +128,8 @@ def check_overlap(train: Sequence[Any], dev: Sequence[Any]) -> tuple[str, ...]:
     seen = {key for example in train if (key := _identity(example)) is not None}
     twice = [example for example in dev if _identity(example) in seen]
     where = f", the first {twice[0].where}" if twice and twice[0].where else ""
-    found = f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} in the training data too{where}"
+    verb = "is" if len(twice) == 1 else "are"
+    found = f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} {verb} in the training data too{where}"
     return (found,) if twice else ()
 
 
@@ -248,6 +249,8 @@ def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
         key = next((value for name in names if (value := getattr(example, name, None))), str(number))
         by_key.setdefault(key, []).append(example)
     groups = list(by_key.values())
+    if len(examples) == 1:
+        raise AlbertkitError("1 example was found, so none can be held out. Add examples, or pass some with --dev.")
     if len(groups) < 2:
         raise AlbertkitError(
             f"all {len(examples)} examples are about the same text or dialogue, so none can be held out. "

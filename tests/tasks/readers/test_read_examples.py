@@ -235,13 +235,13 @@ def test_unknown_labels():
 
 def test_examples_in_both():
     assert check_labels(texts("x", "y"), texts("y", "x", "x", start=1)) == (
-        "1 of 3 held-out examples in the training data too, the first a.tsv:1",
+        "1 of 3 held-out examples is in the training data too, the first a.tsv:1",
     )
     question = QuestionExample("1", "Who?", "He.")
     choice = ChoiceExample("a", "b", ("c", "d"), 0)
     turn = DialogueTurn("1", 0, "", "thanks")
     assert check_labels([question, choice, turn], [question, choice, turn]) == (
-        "2 of 3 held-out examples in the training data too",
+        "2 of 3 held-out examples are in the training data too",
     )
 
 

@@ -185,6 +185,9 @@ def test_the_split_of_a_folder(tmp_path):
     assert plain(read_examples("classify", tmp_path, ReadOptions(split="validation"))) == [("dev.tsv", None, "x")]
     with pytest.raises(AlbertkitError, match=r"is a folder with dev\.tsv, train\.tsv. Name one.*--split"):
         read_examples("classify", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AlbertkitError, match="empty is an empty folder. Pass a file of examples"):
+        read_examples("classify", tmp_path / "empty")
 
 
 # Labels --------------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ class PgvectorIndex(StoreIndex):
             state = error.sqlstate or ""
             remedies = [remedy for start, remedy in REMEDIES.items() if state.startswith(start)]
             remedy = remedies[0] if remedies else "Check the address and the server, then rerun the command to resume."
-            says = self.address.hide_secrets("; ".join(str(error).split("\n")))
+            says = self.address.hide_secrets("; ".join(line.strip() for line in str(error).splitlines()))
             raise AlbertkitError(f"{self.path} cannot be used ({says}). {remedy}") from None
 
     # Writing ------------------------------------------------------------------------------------------------------

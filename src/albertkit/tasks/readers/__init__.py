@@ -80,6 +80,8 @@ def _find_in_folder(path: Path, split: str | None) -> Path:
     if (path / FOLDER_FILES[0]).exists():
         return path
     inside = sorted(p for p in path.iterdir() if not p.name.startswith("."))
+    if not inside:
+        raise AlbertkitError(f"{path} is an empty folder. Pass a file of examples, or a folder that contains one.")
     parts = [p for p in inside if is_split(p.name.split(".")[0], split)]
     if len(parts) != 1:
         names = list_names(p.name for p in inside)
