@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from albertkit import Albert, Index, Record
 from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.cli import console, entry_point
 from albertkit.printable import escape_controls, escape_json
@@ -42,6 +43,8 @@ def folder(tmp_path_factory):
         write_artifact(dataclasses.replace(artifact, metadata=metadata), folder / task)
     (folder / "texts.jsonl").write_text(json.dumps({"text": HOSTILE, "id": HOSTILE}) + "\n", encoding="utf-8")
     (folder / f"{NAME}.txt").write_bytes(f"{HOSTILE} one\n{HOSTILE} two\n".encode("utf-8", "replace"))
+    with Index.create(folder / f"{NAME}.idx", Albert(folder / "embed"), model_path=str(folder / "embed")) as index:
+        index.add([Record(STORED, STORED)])
     return folder
 
 

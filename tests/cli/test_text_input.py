@@ -138,6 +138,14 @@ def test_index_and_cluster_read_by_suffix(models, files, name):
     assert {one["text"] for one in json.loads(clusters)["texts"]} == {row.strip() for row in ROWS if row}
 
 
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_files_without_texts_leave_no_index(models, tmp_path, content):
+    (tmp_path / "notes.txt").write_text(content)
+    with pytest.raises(AlbertkitError, match=r"contain no texts\. Name files with texts"):
+        run("index", tmp_path / "notes.txt", "-o", tmp_path / "notes.idx", "-m", models / "embed")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_queries_are_read_by_suffix(models, files):
     run("index", files / "t.txt", "-o", files / "notes.idx", "-m", models / "embed")
     queries = [row for row in ROWS if row.strip()]

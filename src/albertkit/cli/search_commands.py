@@ -90,6 +90,8 @@ def index(
             records = records_from(files, options["text_column"], options["split"], options["id_column"])
             try:
                 changed = opened.add(track_progress(records, "texts"), max_unknown=options["max_unknown"])
+                if opened.is_new and not changed:
+                    raise AlbertkitError("The files contain no texts. Name files with texts to index.")
             except AlbertkitError:
                 if opened.is_new and not len(opened):
                     opened.drop()  # another model can then create it
