@@ -52,7 +52,7 @@ def turns(count):
     return [*made, *(DialogueTurn(name, 0, "", LONG, state, state) for name in ("x", "y"))]
 
 
-def truncated(found):
+def truncation_messages(found):
     return [str(w.message) for w in found if issubclass(w.category, TruncatedTextWarning)]
 
 
@@ -70,7 +70,7 @@ def test_training_warns_once_of_texts_that_it_truncates(start, tmp_path, task, e
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         finetune(task, examples, examples[:3], output=tmp_path, model=start, **{**SHORT, **options})
-    (message,) = truncated(found)
+    (message,) = truncation_messages(found)
     assert "the training examples: 2 of 20 texts are longer than the 16 tokens" in message
     assert "larger --max-length (at most " in message
 
@@ -79,7 +79,7 @@ def test_long_sources_of_generation_are_found(start):
     task, tokenizer = GenerateTask(target_length=4), open_model(start).tokenizer
     examples = rewrites(18)
     assert task.text_room(32) == 25
-    assert task.truncated(examples, task.features(examples, tokenizer, 32), tokenizer, 32) == [18, 19]
+    assert task.find_truncated(examples, task.features(examples, tokenizer, 32), tokenizer, 32) == [18, 19]
 
 
 def test_tasks_that_read_windows_do_not_warn(start, tmp_path):
@@ -98,12 +98,12 @@ def test_each_file_has_one_warning(start, tmp_path, freeze):
         warnings.simplefilter("always")
         files = str(tmp_path / "train.tsv"), str(tmp_path / "dev.tsv")
         finetune("classify", *files, output=tmp_path / "two", model=start, **options)
-    first, second = truncated(found)
+    first, second = truncation_messages(found)
     assert "train.tsv: 2 of 32 texts are" in first and "dev.tsv: 1 of 31 texts is" in second
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         finetune("classify", files[0], output=tmp_path / "one", model=start, **options)
-    (only,) = truncated(found)
+    (only,) = truncation_messages(found)
     assert "train.tsv: 2 of 32 texts are" in only  # the held-out examples are from the same file
 
 

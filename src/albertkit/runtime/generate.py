@@ -311,7 +311,7 @@ def generate(
     sources = task.sources(short, model.tokenizer, length)
     found = find_problems(model.tokenizer, short, sources)
     examples = [RewriteExample(text) for text in short]
-    cut, room = len(task.truncated(examples, (), model.tokenizer, length)), task.text_room(length)
+    cut, room = len(task.find_truncated(examples, (), model.tokenizer, length)), task.text_room(length)
     report_problems(replace(found, truncated=cut, limit=room, longest=model.max_tokens - length + room))
     report_untrained_depth(model, depth)
     most = settings.max_tokens or task.target_length

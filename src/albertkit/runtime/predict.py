@@ -95,7 +95,7 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     indices = sorted({f.example for f in features if unknown is None or unknown in f.ids})
     texts = [examples[index].joined_text() for index in indices if isinstance(examples[index], Example)]
     found = find_problems(model.tokenizer, texts)
-    cut = model.task.truncated(examples, features, model.tokenizer, model.max_task_tokens)
+    cut = model.task.find_truncated(examples, features, model.tokenizer, model.max_task_tokens)
     blank = sum(isinstance(example, Example) and example.is_blank() for example in examples)
     found = replace(found, total=len(examples), truncated=len(cut), blank=blank)
     report_problems(replace(found, limit=model.task.text_room(model.max_task_tokens), longest=model.max_tokens))

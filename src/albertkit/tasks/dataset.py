@@ -185,7 +185,7 @@ def report_truncated(
     for name, (examples, features) in parts.items():
         files = [str(getattr(example, "where", "")).rpartition(":")[0] or name for example in examples]
         total.update(files)
-        cut.update(files[place] for place in task.truncated(examples, features, tokenizer, max_length))
+        cut.update(files[index] for index in task.find_truncated(examples, features, tokenizer, max_length))
     limit = task.text_room(max_length)
     for file, count in cut.items():
         longer = longest - max_length + limit

@@ -99,7 +99,7 @@ class GenerateTask(Task):
         """Tokens of a source, without special tokens."""
         return max_length - self.target_length - SPECIAL_TOKENS
 
-    def truncated(
+    def find_truncated(
         self, examples: Sequence[RewriteExample], features: Sequence[Feature], tokenizer: Tokenizer, max_length: int
     ) -> list[int]:
         """The indexes of the examples with a source that is truncated."""

@@ -92,15 +92,15 @@ class Task:
         """Tokens of a text that the features contain, special tokens included."""
         return max_length
 
-    def truncated(
+    def find_truncated(
         self, examples: Sequence[Any], features: Sequence[Feature], tokenizer: Tokenizer, max_length: int
     ) -> list[int]:
         """The indexes of the examples of which `features` contain only a part."""
         full = sorted({f.example for f in features if len(f.ids) >= max_length}) if self.truncates else []
         if not full:
             return []
-        longer = self.features([examples[place] for place in full], tokenizer, max_length + 1)
-        return [full[place] for place in sorted({f.example for f in longer if len(f.ids) > max_length})]
+        longer = self.features([examples[index] for index in full], tokenizer, max_length + 1)
+        return [full[index] for index in sorted({f.example for f in longer if len(f.ids) > max_length})]
 
     def results(self, scores: Sequence[Any], features: Sequence[Feature], examples: Sequence[Any]) -> list[Any]:
         """One result per example, from the scores of each feature; for several heads, tuples of scores.
