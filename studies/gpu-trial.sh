@@ -8,7 +8,7 @@ export PYTHON="${PYTHON:-python}" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 toy="$(mktemp -d)"
 trap 'rm -rf "$toy"' EXIT
 export PYTHONPATH="$here/../src"
-tiny="--eval-rows 4 --log-every 1 --device cpu --no-alarm" # the loss of two rows jumps
+tiny="--eval-rows 4 --log-every 1 --device cpu"
 
 echo "== data, $SECONDS s"
 mkdir -p "$toy/texts" "$toy/results"
@@ -25,7 +25,8 @@ echo "== call 2: gpu_bulk, $SECONDS s"
 "$PYTHON" "$here/gpu_bulk.py" --device torch --depth 3 --texts 64 --peer-texts 32 --part-rows 32 --workers 1 --out "$toy/results/gpu-bulk.json" >/dev/null
 
 echo "== call 3: further.sh; its program is killed, then it is stopped, $SECONDS s"
-export BATCH=2 EXTRA="$tiny" MINUTES=0.3 LENGTHS=32:0.4,64:0.6 ADAPT_TOKENS=128 WORKERS=1 CURVES="--steps 1 --limit 2 --device cpu" BUDGET=600
+export BATCH=2 EXTRA="$tiny --no-alarm" # the loss of two rows jumps
+export MINUTES=0.3 LENGTHS=32:0.4,64:0.6 ADAPT_TOKENS=128 WORKERS=1 CURVES="--steps 1 --limit 2 --device cpu" BUDGET=600
 BESIDE="$PYTHON $here/curves.py $toy/tasks $WORK/beside/curves-muon.jsonl --plan starts --start small-zh --steps 1 --limit 1 --workers 1 --device cpu" \
   "$here/small-zh/further.sh" call 38 "$toy/results"
 ! pkill -9 -P "$(cat "$WORK/pid")" || sleep 15 # the next attempt resumes
