@@ -259,6 +259,15 @@ def distilled_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | 
     return None
 
 
+def has_trained_vectors(metadata: ArtifactMetadata) -> bool:
+    """Whether a model was trained for sentence vectors; a head on frozen vectors keeps those of its base model.
+
+    >>> has_trained_vectors(ArtifactMetadata(task="match")), has_trained_vectors(ArtifactMetadata(task="pretrain"))
+    (True, False)
+    """
+    return metadata.task in ("embed", "match") or metadata.details.get("reads") == "vector"
+
+
 def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last training of a model was for a task at its full depth only.
 
