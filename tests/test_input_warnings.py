@@ -176,6 +176,21 @@ def test_a_depth_that_was_not_trained_has_a_warning(folders, options):
         albert.classify("a cat")
 
 
+def test_explanations_warn_of_a_depth_that_was_not_trained_and_of_a_blank_text(folders, english):
+    albert = Albert(folders / "classify", threads=1)
+    with pytest.warns(UntrainedDepthWarning, match="full depth only") as found:
+        albert.explain("a cat", depth=1)
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        albert.explain("a cat", depth=3)
+        english.explain("a cat", depth=3)
+    with pytest.warns(BlankTextWarning, match="1 of 2 texts is blank"):
+        english.explain("a cat", pair=" ")
+    done = albertkit(folders, "explain", "-m", "classify", "a cat", "--depth", "1")
+    assert done.returncode == 0 and done.stderr.count("full depth only") == 1, done.stderr
+
+
 @pytest.mark.parametrize("task", ["classify", "tag"])
 def test_commands_warn_once_of_blank_texts_and_of_the_depth(tmp_path, folders, task):
     (tmp_path / "texts.txt").write_text("a cat\n\na dog\n")
