@@ -18,11 +18,12 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored, require_tokenizer
 from albertkit.config import AlbertConfig
+from albertkit.cpu_cores import cores
 from albertkit.errors import AlbertkitError, check_count, check_type
 from albertkit.head_graph import HeadSession
 from albertkit.quantized import quantize_weights, unpack_weights
 from albertkit.runtime.batching import TOKEN_BUDGET
-from albertkit.runtime.engine import Engine, InferenceEngine, cores, open_engine
+from albertkit.runtime.engine import Engine, InferenceEngine, open_engine
 from albertkit.runtime.graph import Weights
 from albertkit.runtime.graph_builder import as_float
 from albertkit.runtime.packed_texts import PackedOutputs
