@@ -112,10 +112,11 @@ def trained(work: Any, settings: Any, folder: Path, label: str) -> Any:
 def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace, identity: dict[str, Any]) -> dict[str, Any]:
     """The budget's worth of masked words and sentence order; the scores on held-out rows."""
     from albertkit.data.shards import replace_json
+    from albertkit.train.run_lock import lock_run
 
     work, settings = work_of(name, seed, args, tokens=args.tokens, minutes=args.minutes)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_json(folder / IDENTITY, identity | cost(work.config, args.length))
+    with lock_run(folder):
+        replace_json(folder / IDENTITY, identity | cost(work.config, args.length))
     trained(work, settings, folder, f"{name}, seed {seed}")
     return line_of(folder)
 

@@ -191,7 +191,7 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
 
 def machine(threads: int | None) -> dict:
     """Where and when something was measured."""
-    from albertkit.runtime.engine import cores
+    from albertkit.cpu_cores import cores
 
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")]

@@ -51,7 +51,7 @@ def shapes() -> dict:
 def measure(lengths: list[int], threads: int | None, only: int | None = None) -> dict:
     from albertkit.artifact import model_folder, write_artifact
     from albertkit.compress.benchmark import random_model
-    from albertkit.runtime.engine import cores
+    from albertkit.cpu_cores import cores
     from albertkit.tokenizer import Tokenizer
 
     threads = threads or cores()

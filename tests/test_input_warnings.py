@@ -22,8 +22,10 @@ from albertkit import (
     UnreadableTextError,
     UnreadableTextWarning,
     UntrainedDepthWarning,
+    UntrainedVectorsWarning,
     finetune,
 )
+from albertkit.adapters.role_vectors import embed_role
 from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.bulk.bulk_run import bulk
 from albertkit.bulk.worker import BulkOptions
@@ -174,6 +176,21 @@ def test_a_depth_that_was_not_trained_has_a_warning(folders, options):
         albert.classify("a cat")
 
 
+def test_explanations_warn_of_a_depth_that_was_not_trained_and_of_a_blank_text(folders, english):
+    albert = Albert(folders / "classify", threads=1)
+    with pytest.warns(UntrainedDepthWarning, match="full depth only") as found:
+        albert.explain("a cat", depth=1)
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        albert.explain("a cat", depth=3)
+        english.explain("a cat", depth=3)
+    with pytest.warns(BlankTextWarning, match="1 of 2 texts is blank"):
+        english.explain("a cat", pair=" ")
+    done = albertkit(folders, "explain", "-m", "classify", "a cat", "--depth", "1")
+    assert done.returncode == 0 and done.stderr.count("full depth only") == 1, done.stderr
+
+
 @pytest.mark.parametrize("task", ["classify", "tag"])
 def test_commands_warn_once_of_blank_texts_and_of_the_depth(tmp_path, folders, task):
     (tmp_path / "texts.txt").write_text("a cat\n\na dog\n")
@@ -197,6 +214,85 @@ def test_vectors_of_blank_texts_have_a_warning_over_http(served):
     response = served.post("/v1/embeddings", {"input": ["a cat", ""], "model": "small"})
     assert "1 of 2 texts is blank" in response.json()["warnings"][0]
     assert "1 of 2 texts is blank" in served.post("/embed", {"inputs": ["a cat", " "]}).headers["x-albertkit-warning"]
+
+
+# Vectors of models that were not trained for vectors -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pretrained() -> Albert:
+    return Albert("small-pretrained")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda albert: albert.similarity("a cat", "the stock market"),
+        lambda albert: albert.explain("a cat", pair="the stock market"),
+        lambda albert: embed_role(albert, ["a cat"], "query"),
+    ],
+)
+def test_comparing_vectors_of_a_pretrained_model_warns_once(english, pretrained, use):
+    with pytest.warns(UntrainedVectorsWarning, match="not trained for sentence vectors.*such as small") as found:
+        use(pretrained)
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(english)
+
+
+def test_an_index_of_a_pretrained_model_warns_when_it_computes_vectors(pretrained, tmp_path):
+    records = [Record(str(i), f"note number {i}") for i in range(20)]
+    with Index.create(tmp_path / "notes.idx", pretrained) as index:
+        with pytest.warns(UntrainedVectorsWarning) as found:
+            index.add(records, batch=8)
+        assert len(found) == 1
+        with pytest.warns(UntrainedVectorsWarning) as found:
+            index.search("note")
+        assert len(found) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            index.search("note", mode="keyword")
+            index.search_many(["note"], vectors=pretrained.embed(["note"]))
+
+
+def test_vectors_as_features_and_trained_vectors_have_no_warning(pretrained, folders, tmp_path):
+    examples = [TextExample(f"{word} number {i}", label=word) for i in range(8) for word in ("good", "bad")]
+    frozen = finetune("classify", examples, output=tmp_path / "out", model="small", freeze=True).model
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pretrained.embed(["a cat", "a dog"])
+        Albert(frozen).similarity("a cat", "a dog")
+    with pytest.warns(UntrainedVectorsWarning):  # a classifier that was fine-tuned as a whole
+        Albert(folders / "classify", threads=1).similarity("a cat", "a dog")
+
+
+def test_commands_warn_once_of_untrained_vectors(tmp_path):
+    (tmp_path / "texts.txt").write_text("a cat\na dog\nthe stock market\n")
+    for command in (
+        ["similar", "a cat", "the stock market", "-m", "small-pretrained"],
+        ["cluster", "texts.txt", "-k", "2", "-m", "small-pretrained"],
+        ["index", "texts.txt", "-o", "notes.idx", "-m", "small-pretrained"],
+        ["search", "notes.idx", "a cat"],
+    ):
+        done = albertkit(tmp_path, *command)
+        assert done.returncode == 0 and done.stderr.count("not trained for sentence vectors") == 1, done.stderr
+    assert "not trained" not in albertkit(tmp_path, "embed", "a cat", "-m", "small-pretrained").stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/similar", {"texts": ["a cat", "a dog"]}),
+        ("/search", {"query": "a cat", "texts": ["a cat", "a dog"]}),
+        ("/similarity", {"inputs": {"source_sentence": "a cat", "sentences": ["a dog"]}}),
+        ("/rerank", {"query": "a cat", "texts": ["a cat", "a dog"]}),
+    ],
+)
+def test_responses_with_cosines_of_untrained_vectors_have_a_warning(served, path, body):
+    response = served.post(path, {**body, "model": "small-pretrained"})
+    assert "not trained for sentence vectors" in response.headers["x-albertkit-warning"], response.json()
+    assert "x-albertkit-warning" not in served.post(path, {**body, "model": "small"}).headers
 
 
 # Training and indexing -------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from albertkit.input_warnings import (
     UnreadableTextError,
     UnreadableTextWarning,
     UntrainedDepthWarning,
+    UntrainedVectorsWarning,
 )
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.onnx_export import ExportResult, ExportSettings, export
@@ -63,8 +64,8 @@ __all__ = [
     "QuestionExample", "Record", "RewriteExample", "SearchHit", "SearchResult", "ServeSettings", "SharedSpace",
     "SmallDevSetWarning", "StaticModelResult", "TagResult", "TaggedExample", "TextExample", "TokenVectors",
     "Tokenizer", "TruncatedTextWarning", "UnreadableTextError", "UnreadableTextWarning", "UntrainedDepthWarning",
-    "WebExportResult", "calibrate", "cluster", "convert", "evaluate", "export", "export_web", "finetune",
-    "make_static_model", "open_model", "plan", "preset", "prune", "quantize", "read_artifact", "serve",
-    "shape_cost", "write_artifact",
+    "UntrainedVectorsWarning", "WebExportResult", "calibrate", "cluster", "convert", "evaluate", "export",
+    "export_web", "finetune", "make_static_model", "open_model", "plan", "preset", "prune", "quantize",
+    "read_artifact", "serve", "shape_cost", "write_artifact",
 ]
 # fmt: on

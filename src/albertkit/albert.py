@@ -221,6 +221,7 @@ class Albert(RuntimeModel):
             raise AlbertkitError(
                 f"dtype={keywords['dtype']!r} is not available for cosines, which are float32. Omit it."
             )
+        embedding.report_untrained_vectors(self)
         keywords["normalize"] = True  # a cosine, even if the model's vectors are not normalised
         a = self.embed(first, **keywords)
         b = a if second is None else self.embed(second, **keywords)

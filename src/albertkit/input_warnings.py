@@ -1,4 +1,5 @@
-"""Warnings about inputs whose results may be wrong: unreadable, truncated and blank texts, untrained depths.
+"""Warnings about inputs whose results may be wrong: unreadable, truncated and blank texts, untrained depths and
+vectors.
 
 In: a tokenizer and texts. Out: a warning of each kind, or an `UnreadableTextError` where a model is trained or an index
 is built. Unreadable texts have nearly the same tokens, so results for them are meaningless. Imports `tokenizer/` and
@@ -29,6 +30,10 @@ REMEDY_CHARACTERS = 200  # of a text, by which another model is chosen
 UNTRAINED_DEPTH = (
     "this model was fine-tuned at its full depth only, so predictions at other depths may be wrong. Train every depth "
     "with  albertkit elastic."
+)
+UNTRAINED_VECTORS = (
+    "this model was not trained for sentence vectors, so its cosines may be high for unrelated texts. Use a model that "
+    "was, such as small (English) or small-zh (Chinese), or train one with  albertkit finetune match."
 )
 
 
@@ -94,6 +99,20 @@ class UntrainedDepthWarning(UserWarning):
     """
 
 
+class UntrainedVectorsWarning(UserWarning):
+    """Sentence vectors of a model that was not trained for them are compared, so their cosines may have no meaning.
+
+    >>> from albertkit import Albert, UntrainedVectorsWarning
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
+    ...     cosine = Albert("small-pretrained").similarity("a cat", "the stock market")
+    ...
+    >>> found[0].category is UntrainedVectorsWarning
+    True
+    """
+
+
 @dataclass(frozen=True)
 class InputProblems:
     """Why results of a call may be wrong. `+` joins the problems of its parts."""
@@ -120,6 +139,8 @@ class InputProblems:
     """Whether more texts may follow those that were counted."""
     is_untrained_depth: bool = False
     """Whether predictions are those of a depth for which the model was not trained."""
+    has_untrained_vectors: bool = False
+    """Whether sentence vectors are compared for which the model was not trained."""
 
     def __add__(self, other: InputProblems) -> InputProblems:
         first = self if self.unreadable else other
@@ -134,12 +155,14 @@ class InputProblems:
             self.where or other.where,
             self.blank + other.blank,
             is_untrained_depth=self.is_untrained_depth or other.is_untrained_depth,
+            has_untrained_vectors=self.has_untrained_vectors or other.has_untrained_vectors,
         )
 
     @property
     def has_any(self) -> bool:
         """Whether there is a problem."""
-        return bool(self.unreadable or self.truncated or self.blank or self.is_untrained_depth)
+        is_untrained = self.is_untrained_depth or self.has_untrained_vectors
+        return bool(self.unreadable or self.truncated or self.blank or is_untrained)
 
     def without(self, reported: InputProblems) -> InputProblems:
         """What an earlier part of the same call did not report."""
@@ -149,6 +172,7 @@ class InputProblems:
             truncated=0 if reported.truncated else self.truncated,
             blank=0 if reported.blank else self.blank,
             is_untrained_depth=self.is_untrained_depth and not reported.is_untrained_depth,
+            has_untrained_vectors=self.has_untrained_vectors and not reported.has_untrained_vectors,
         )
 
     def messages(self, with_example: bool = True) -> list[str]:
@@ -167,6 +191,8 @@ class InputProblems:
             yield f"{self._subject(self.blank)} {rest} no meaning. {remedy}", BlankTextWarning
         if self.is_untrained_depth:
             yield UNTRAINED_DEPTH, UntrainedDepthWarning
+        if self.has_untrained_vectors:
+            yield UNTRAINED_VECTORS, UntrainedVectorsWarning
 
     def _subject(self, count: int) -> str:
         """Some of the texts, as the subject of a sentence."""

@@ -90,8 +90,8 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     model: the base model. The default is the built-in English model. frozen: train only a head on its sentence vectors,
     which takes seconds. Otherwise the whole model is fine-tuned. Of 50 examples or more, 10 % are held out to choose
     the best epoch and to calibrate. nearest: no training; predict the class whose mean sentence vector is nearest.
-    epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; a
-    frozen model uses only max_length. `save` writes a model folder for `Albert` and all commands.
+    epochs, learning_rate, batch_size, max_length, seed, optimizer: as in `albertkit finetune`; a frozen model uses only
+    max_length. `save` writes a model folder for `Albert` and all commands.
 
     >>> AlbertClassifier().fit(["a cat", "a dog"] * 9, ["cat", "dog"] * 9).predict(["a cat"])
     array(['cat'], dtype='<U3')
@@ -107,6 +107,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         max_length: int = 128,
         seed: int = 0,
         nearest: bool = False,
+        optimizer: str | None = None,
     ) -> None:
         self.model = model
         self.frozen = frozen
@@ -116,6 +117,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         self.batch_size = batch_size
         self.max_length = max_length
         self.seed = seed
+        self.optimizer = optimizer
 
     def fit(self, X: Sequence[str], y: Sequence[Any]) -> AlbertClassifier:
         """Train on texts and their labels."""
@@ -182,6 +184,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             max_length=self.max_length,
             seed=self.seed,
             nearest=self.nearest,
+            optimizer=self.optimizer,
         )
         if self.nearest and not self.frozen:
             raise AlbertkitError("nearest=True does not train the model, so frozen=False is not available. Omit one.")

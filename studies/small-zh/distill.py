@@ -52,6 +52,7 @@ from albertkit.train.checkpoint import checkpoint_folder, saved_steps  # noqa: E
 from albertkit.train.distill_data import VectorDistillSettings  # noqa: E402
 from albertkit.train.distill_vectors import TARGETS, PassageTable, VectorDistillTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
+from albertkit.train.run_lock import lock_run  # noqa: E402
 from albertkit.train.train_settings import TrainSettings  # noqa: E402
 
 SAMPLE = 100_000  # texts from which the mixture is computed
@@ -375,14 +376,15 @@ def main() -> None:
         parser.error(f"{len(args.weights)} weights for {len(args.teacher)} teachers; pass one for each")
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
     student, texts = open_model(args.model), args.texts or args.output / "texts"
-    if not (texts / "held-out" / "ends.npy").is_file():
-        prepare_texts(args, texts)
-    if args.only_texts:
-        return
-    if not (texts / TARGETS).is_file():
-        prepare_targets(args, student.config.hidden_size, texts, device)
-    if args.only_targets:
-        return
+    with lock_run(args.output):
+        if not (texts / "held-out" / "ends.npy").is_file():
+            prepare_texts(args, texts)
+        if args.only_texts:
+            return
+        if not (texts / TARGETS).is_file():
+            prepare_targets(args, student.config.hidden_size, texts, device)
+        if args.only_targets:
+            return
     torch.set_float32_matmul_precision("high")
     settings = TrainSettings(
         minutes=args.minutes or 1.0, optimizer="muon", learning_rate=args.learning_rate, warmup_ratio=0.02, device=str(device),

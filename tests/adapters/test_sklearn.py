@@ -76,6 +76,21 @@ def test_a_stored_classifier_predicts_the_same(tmp_path):
     assert not hasattr(clone(classifier), "classes_")
 
 
+@pytest.mark.parametrize(("optimizer", "frozen"), [("muon", True), ("adamw", False), (None, False)])
+def test_the_optimizer_of_a_classifier_is_that_of_finetune(monkeypatch, optimizer, frozen):
+    passed = []
+
+    def record(*arguments, settings=None, **_):
+        passed.append(settings or arguments[5])
+        raise InterruptedError
+
+    monkeypatch.setattr("albertkit.train.frozen_head.fit_head", record)
+    monkeypatch.setattr("albertkit.train.finetune.finetune_examples", record)
+    with pytest.raises(InterruptedError):
+        AlbertClassifier(optimizer=optimizer, frozen=frozen).fit(TEXTS, LABELS)
+    assert passed[0].optimizer == optimizer
+
+
 @pytest.mark.parametrize("options", [{}, {"nearest": True}], ids=["logistic", "nearest"])
 def test_texts_that_the_model_cannot_read_are_an_error(options):
     with pytest.raises(UnreadableTextError, match="small-zh can read it"):

@@ -180,6 +180,17 @@ def test_a_text_column_needs_columns(models, files):
     assert json.loads(done.stdout)["text"] == "one"
 
 
+@pytest.mark.parametrize(
+    "command", [["static", "MODEL", "out"], ["export", "MODEL", "out.onnx"], ["plan", "MODEL", "--memory", "64MB"]]
+)
+def test_a_text_column_of_sample_texts_needs_a_file_with_columns(models, files, command):
+    line = [models / "embed" if word == "MODEL" else word for word in command]
+    with pytest.raises(AlbertkitError, match="t.txt is plain text.*Omit --text-column"):
+        run(*line, "-f", files / "t.txt", "--text-column", "body")
+    with pytest.raises(AlbertkitError, match="--text-column body was passed without --file"):
+        run(*line, "--text-column", "body")
+
+
 def test_a_folder_with_a_column_keeps_its_text_files(models, files):
     folder = files / "notes"
     folder.mkdir()

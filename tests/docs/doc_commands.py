@@ -120,6 +120,7 @@ def write_files(folder: Path) -> Path:
     for name, (meta, heads) in MODELS.items():
         save(folder / name, meta, heads)
     custom_heads.save(folder / "stars" / "model", "classify")
+    (folder / "stars" / ".lock").touch()  # as `finetune` leaves it
     quantise(folder / "sentiment", folder / "sentiment-int8")
     foreign(folder)
     shutil.copytree(ROOT / "examples", folder / "examples")

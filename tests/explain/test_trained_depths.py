@@ -36,7 +36,7 @@ def test_explain_shows_trained_depths_only(messages, name):
 
 def test_early_exit_of_a_frozen_head_uses_trained_depths(messages):
     albert = Albert(messages)
-    assert albert.classify(TEXT, early_exit="entropy:1000").depth == trained_depths(albert.config, albert.metadata)[0]
+    assert albert.classify(TEXT, early_exit="entropy:1").depth == trained_depths(albert.config, albert.metadata)[0]
 
 
 def test_command_line_shows_trained_depths_only(messages):

@@ -128,7 +128,7 @@ TASKS = ("classify", "tag", "intent", "answer", "choose", "match")
 @pytest.mark.parametrize("task", TASKS)
 def test_an_exit_nobody_takes_is_the_plain_prediction(albert, task):
     model, given = albert(task), examples(task, 12)
-    kind = "cosine:1.0000001" if task == "match" else "entropy:0"
+    kind = "cosine:1" if task == "match" else "entropy:0"
     plain, found = predict(model, given, task), predict(model, given, task, early_exit=kind)
     assert [r.depth for r in found] == [LAYERS] * 12
     for a, b in zip(plain, found, strict=True):
@@ -370,7 +370,7 @@ def test_calibrating_a_model_writes_its_limits(folder, tmp_path, task):
 def test_vectors_stop_when_they_stop_moving(albert):
     model, rng = albert("embed"), np.random.default_rng(0)
     texts = [sentence(rng, 70) for _ in range(30)]  # some of several pieces
-    np.testing.assert_allclose(model.embed(texts, early_exit="cosine:1.0000001"), model.embed(texts), atol=1e-6)
+    np.testing.assert_allclose(model.embed(texts, early_exit="cosine:1"), model.embed(texts), atol=1e-6)
     layers = {d: model.embed(texts, depth=d) for d in range(1, LAYERS + 1)}
     moved = [1 - cosines(layers[d], layers[d - 1]) for d in range(2, LAYERS)]
     limit = 1 - float(np.median(np.concatenate(moved)))
@@ -389,7 +389,7 @@ def test_vectors_stop_when_they_stop_moving(albert):
     one = model.embed(texts[0], early_exit=f"cosine:{limit}")
     np.testing.assert_allclose(one, vectors[0], atol=1e-5)
     assert model.embed([], early_exit="cosine:0.9").shape == (0, 32)
-    assert model.similarity(texts[0], texts[1], early_exit="cosine:1.0000001") == pytest.approx(
+    assert model.similarity(texts[0], texts[1], early_exit="cosine:1") == pytest.approx(
         model.similarity(texts[0], texts[1]), abs=1e-5
     )
 
@@ -470,7 +470,10 @@ def test_what_exit_may_be():
         with pytest.raises(AlbertkitError, match="from 50%"):
             parse_early_exit(odd)
     with pytest.raises(AlbertkitError, match="0 or above"):
-        parse_early_exit("entropy:-1")
+        parse_early_exit("change:-1")
+    for odd in ("entropy:-1", "entropy:1.1", "cosine:2", "cosine:-0.5", "cosine:200%"):
+        with pytest.raises(AlbertkitError, match=f"early_exit is '{odd}'; .* is from 0 to 1. Pass"):
+            parse_early_exit(odd)
 
 
 def test_what_does_not_fit_is_said(albert, folder):
@@ -548,6 +551,8 @@ def test_the_command_line(folder, tmp_path):
     said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--early-exit", "cosine:0.5"])
     assert len(json.loads(said.stdout)["vector"]) == 32, said.output
     assert said.stderr == "2.00 layers per text on average, 2.50 × fewer than 5\n"
+    said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--early-exit", "cosine:2"])
+    assert str(said.exception) == "early_exit is 'cosine:2'; cosine is from 0 to 1. Pass such a number."
     run.invoke(
         app,
         ["embed", "cat", "-m", str(tmp_path / "vectors"), "-o", str(tmp_path / "v.npy"), "--early-exit", "cosine:0.5"],

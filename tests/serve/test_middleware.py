@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -232,21 +231,6 @@ def test_errors_at_the_start_are_one_sentence(folders, server, tmp_path):
         listener.close()
     with pytest.raises(AlbertkitError, match=r"cannot listen on 256\.1\.1\.1:8080"):
         bind(ServeSettings(host="256.1.1.1"))
-
-
-def test_a_container_may_have_a_share_of_the_processors(tmp_path):
-    from albertkit.runtime.engine import cores, cpu_quota
-
-    assert cpu_quota(tmp_path) == math.inf and cores() >= 1
-    for text, wanted in (("max 100000\n", math.inf), ("150000 100000\n", 1.5), ("nonsense", math.inf)):
-        (tmp_path / "cpu.max").write_text(text)
-        assert cpu_quota(tmp_path) == wanted
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    for quota, wanted in (("-1", math.inf), ("50000", 0.5)):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-        (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
-        assert cpu_quota(tmp_path) == wanted
 
 
 def test_no_torch_in_the_server():

@@ -165,7 +165,7 @@ def test_output_cannot_be_a_finished_model(classifier, tmp_path):
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
     given = ["distill", str(model), str(tmp_path / "lines.txt"), "--shape", "mini", "-o", str(model), "--steps", "1"]
     done = CliRunner().invoke(app, given)
-    assert done.exit_code == 1 and "already contains a model" in str(done.exception)
+    assert done.exit_code == 1 and "contains README.md and no training run" in str(done.exception)
     assert {path.name for path in model.iterdir()} == {path.name for path in classifier.iterdir()}
 
 

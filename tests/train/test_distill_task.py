@@ -191,7 +191,7 @@ def test_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
     outputs = TeacherOutputs(states=AlbertTeacher(read_artifact(teacher)))
     work = job(teacher, student, data, settings, training)
     if "vectors" in what:
-        outputs = dataclasses.replace(outputs, vectors=teacher_vectors(work, tmp_path / "out"))
+        outputs = dataclasses.replace(outputs, vectors=teacher_vectors(work, tmp_path / "before"))
     before = DistillTask(data, student, training, settings, outputs).evaluate()["loss"]
     outcome = distill(work, tmp_path / "out")
     least = 0.95 if "vectors" in what else 0.8  # rows of similarities change slowly

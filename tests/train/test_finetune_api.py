@@ -73,9 +73,11 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "finetune_examples", record)
     path = tmp_path / "odd.tsv"
     path.write_text("stars\twords\n" + "".join(f"{e.label}\t{e.text}\n" for e in texts(20)))
-    finetune("classify", path, output=tmp_path, model=start, epochs=2, text_column="words", label_column="stars")
+    finetune(
+        "classify", path, output=tmp_path / "out", model=start, epochs=2, text_column="words", label_column="stars"
+    )
     assert seen["options"] == FinetuneSettings(epochs=2) and seen["settings"] == {}
-    finetune("tag", tagged(20), tagged(5), output=tmp_path, model=start, overlap=3)
+    finetune("tag", tagged(20), tagged(5), output=tmp_path / "out", model=start, overlap=3)
     assert seen["options"] == FinetuneSettings() and seen["settings"] == {"overlap": 3}
 
 

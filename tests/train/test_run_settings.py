@@ -18,8 +18,9 @@ from albertkit.folder_replace import lock_folder
 from albertkit.input_warnings import UnreadableTextError
 from albertkit.train.checkpoint import saved_steps
 from albertkit.train.elastic import finetune_elastic
-from albertkit.train.finetune import finetune_examples
+from albertkit.train.finetune import finetune, finetune_examples
 from albertkit.train.finetune_report import FinetuneResult
+from albertkit.train.run_lock import lock_run
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts
@@ -46,6 +47,37 @@ def test_other_settings_in_the_same_folder_are_an_error_that_names_them(start, t
             tuned(tmp_path, start, replace(QUICK, **{name: value}))
     assert weights(tuned(tmp_path, start)) == first  # the same settings go on, and this run was finished
     assert weights(tuned(tmp_path, start, replace(QUICK, device="auto", micro_batch_size=4))) == first
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_folder_of_other_files_is_refused_and_stays_as_it_was(start, tmp_path, freeze):
+    write_artifact(start, tmp_path / "start")
+    settings = replace(QUICK, freeze=freeze)
+    for name in ("thesis", "model"):
+        folder = tmp_path / name
+        write_artifact(start, folder) if name == "model" else folder.mkdir()
+        (folder / "A thesis.txt").write_text("mine")
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for changes in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(AlbertkitError, match=f"{name} contains A thesis.txt and no training run.*Choose a new"):
+                finetune(
+                    "classify", texts(32), texts(8), output=folder, model=tmp_path / "start",
+                    settings=replace(settings, **changes),
+                )  # fmt: skip
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".gitkeep").touch()
+    options = {"output": tmp_path / "empty", "model": tmp_path / "start", "settings": settings}
+    finetune("classify", texts(32), texts(8), **options)
+    (tmp_path / "empty" / ".lock").unlink(missing_ok=True)  # as a copy without hidden files
+    finetune("classify", texts(32), texts(8), **options)
+
+
+def test_every_training_command_refuses_a_folder_of_other_files(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(AlbertkitError, match="out contains mine.txt and no training run"), lock_run(tmp_path / "out"):
+        pass
 
 
 def test_resume_continues_and_overwrite_starts_again(start, tmp_path):
@@ -98,6 +130,7 @@ def test_overwrite_deletes_only_what_finetune_wrote(start, tmp_path):
         file = tmp_path / name.replace("/", "-") / name
         file.parent.mkdir(parents=True)
         file.write_text(content)
+        (tmp_path / name.replace("/", "-") / ".lock").touch()  # a run was begun there
         with pytest.raises(AlbertkitError, match="was not written by finetune.*Delete it, or choose another --output"):
             tuned(tmp_path / name.replace("/", "-"), start, over)
         assert file.read_text() == content

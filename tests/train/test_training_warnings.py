@@ -12,6 +12,7 @@ import pytest
 
 from albertkit import RewriteExample, SmallDevSetWarning, TextExample, TruncatedTextWarning, finetune, open_model
 from albertkit.cli.finetune_commands import finetune as verb
+from albertkit.tasks.dataset import TRAIN, report_truncated
 from albertkit.tasks.examples import DialogueTurn
 from albertkit.tasks.generation import GenerateTask
 from albertkit.train.finetune_report import FEW_DEV_EXAMPLES, error_points
@@ -80,6 +81,17 @@ def test_long_sources_of_generation_are_found(start):
     examples = rewrites(18)
     assert task.text_room(32) == 25
     assert task.find_truncated(examples, task.features(examples, tokenizer, 32), tokenizer, 32) == [18, 19]
+
+
+def test_truncated_targets_of_generation_have_a_warning(start):
+    task, tokenizer = GenerateTask(target_length=4), open_model(start).tokenizer
+    examples = [*rewrites(18)[:18], *[RewriteExample("cat", LONG)] * 2]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        report_truncated(task, {TRAIN: (examples, task.features(examples, tokenizer, 32))}, tokenizer, 32, 64)
+    (message,) = truncation_messages(found)
+    assert message.startswith("the training examples: 2 of 20 targets are longer than the target length, so the rest")
+    assert message.endswith("Shorten long targets, or train with a larger --target-length.")
 
 
 def test_tasks_that_read_windows_do_not_warn(start, tmp_path):

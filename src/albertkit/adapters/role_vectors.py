@@ -11,10 +11,12 @@ from typing import Literal
 import numpy as np
 
 from albertkit.albert import Albert
+from albertkit.runtime.embed import report_untrained_vectors
 
 
 def embed_role(
     albert: Albert, texts: Sequence[str], role: Literal["query", "passage"], dim: int | None = None
 ) -> np.ndarray:
     """Sentence vectors (texts, dim) of queries, or of the passages that queries search."""
+    report_untrained_vectors(albert)  # frameworks compare them
     return albert.embed(list(texts), prompt=role if role in albert.metadata.prompts else None, dim=dim)

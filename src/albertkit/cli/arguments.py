@@ -226,6 +226,17 @@ def read_file(path: Path | None, text_column: str | int | None = None) -> list[s
     return None if path is None else list(read_texts(path, None if text_column is None else str(text_column)))
 
 
+def read_text_file(path: Path | None, text_column: str | None) -> list[str] | None:
+    """`read_file` where --text-column can only be a column of this file."""
+    from albertkit.text_reader import check_text_column, find_text_files
+
+    if path is None and text_column is not None:
+        raise AlbertkitError(f"--text-column {text_column} was passed without --file. Add --file, or omit the column.")
+    if path is not None:
+        check_text_column(find_text_files([path], text_column, allow_pipes=True), text_column)
+    return read_file(path, text_column)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
     """Which model to open, and how to run it."""

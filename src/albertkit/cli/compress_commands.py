@@ -281,7 +281,7 @@ def static(
     from albertkit.compress.static_model import make_static_model
 
     report = make_static_model(
-        source, output, cli.read_file(file, text_column), dim, overwrite=force, progress=show_status
+        source, output, cli.read_text_file(file, text_column), dim, overwrite=force, progress=show_status
     )
     print_result(
         as_json,

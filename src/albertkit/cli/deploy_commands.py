@@ -101,7 +101,7 @@ def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limit
     from albertkit.compress.planner import PlanRequest
     from albertkit.compress.planner import plan as run
 
-    texts = cli.read_file(limits.pop("file"), limits.pop("text_column"))
+    texts = cli.read_text_file(limits.pop("file"), limits.pop("text_column"))
     check = limits.pop("check")
     examples = None if check is None else read_plan_examples(shape, check)
     result = run(shape, PlanRequest(length=length, texts=texts, examples=examples, **limits), show_status)
@@ -266,7 +266,7 @@ def export(
     from albertkit.interop.onnx_export import export as run
     from albertkit.runtime.agreement import Agreement
 
-    texts = cli.read_file(settings.pop("file"), settings.pop("text_column"))
+    texts = cli.read_text_file(settings.pop("file"), settings.pop("text_column"))
     if layout is not None:
         folder = output or Path(f"{source.resolve().name}-{layout}")
         print_layout(export_layout(source, folder, layout, ExportSettings(**settings), force, texts), as_json)

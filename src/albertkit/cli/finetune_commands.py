@@ -236,7 +236,7 @@ def distill(
     The budget is one of --steps, --tokens and --minutes (default: 10 minutes).
     """
     need("torch", "train", "distillation")
-    from albertkit.artifact import METADATA_FILE, ArtifactMetadata
+    from albertkit.artifact import ArtifactMetadata
     from albertkit.data.shards import Shards
     from albertkit.interop.convert import open_stored
     from albertkit.train.distill import CorpusDistillation, DistillJob
@@ -244,10 +244,6 @@ def distill(
     from albertkit.train.distill_data import is_corpus, read_teacher_data
     from albertkit.train.teachers import TeacherMixture, is_albert, teacher_tokenizer
 
-    if (output / METADATA_FILE).is_file():
-        raise AlbertkitError(
-            f"{output} already contains a model, and training needs its own output folder. Choose another --output."
-        )
     if len(sources) < 2:
         raise AlbertkitError(f"Only {sources[0]} was passed: distill needs a teacher and data. Name both.")
     data, resume = Path(sources[-1]), values["resume"]

@@ -200,6 +200,7 @@ def cluster(
     """
     import numpy as np
 
+    from albertkit.runtime.embed import report_untrained_vectors
     from albertkit.search.cluster import cluster as cluster_vectors
     from albertkit.search.index_records import records_from
 
@@ -207,6 +208,7 @@ def cluster(
     if not records:
         raise AlbertkitError(f"{file} contains no text. Name a file with one text per line.")
     embedder = open_embedder(model)
+    report_untrained_vectors(embedder)
     vectors = []
     for start in track_progress(range(0, len(records), EMBED_BATCH), "batches"):
         vectors.append(embedder.embed([record.text for record in records[start : start + EMBED_BATCH]]))

@@ -24,13 +24,14 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.compress.cost import static_config
 from albertkit.config import AlbertConfig
+from albertkit.cpu_cores import cores
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import SMOOTHED, QuantizedMatrix, is_quantizable, quantize_rows
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.embed import embed_windows, split_tokens
-from albertkit.runtime.engine import Engine, cores
+from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import Shapes, encoder_shapes

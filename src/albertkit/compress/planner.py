@@ -24,11 +24,11 @@ from albertkit.compress.cost import PlanCandidate, depths_below, model_candidate
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
 from albertkit.compress.quantize import QualityCheck, mean_vectors, split_texts, vector_cosines
 from albertkit.config import PRESETS, AlbertConfig, preset
+from albertkit.cpu_cores import cores
 from albertkit.errors import AlbertkitError, check_fields
 from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens, token_moments
-from albertkit.runtime.engine import cores
 from albertkit.tasks import TASKS, computes_vectors
 from albertkit.tokenizer import Tokenizer
 

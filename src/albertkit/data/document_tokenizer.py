@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from albertkit.cpu_cores import cores
 from albertkit.data.corpus_folder import CorpusSettings
 from albertkit.data.documents import Block, parse_documents
 from albertkit.data.sentences import split_sentences
@@ -191,8 +192,7 @@ TokenizedBlocks = Generator[tuple[Block, TokenizedDocuments], None, None]
 def worker_count(count: int | None) -> int:
     """The number of workers; by default one per core."""
     if count is None:
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(count, 64)
+        return min(cores(), 64)
     if not 1 <= count <= 256:
         raise AlbertkitError(f"workers={count} is out of range: it must be from 1 to 256. Pass the number of cores.")
     return count

@@ -16,7 +16,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError, check_choice, check_fields, check_type
 from albertkit.explain.activations import MAX_TOKENS
 from albertkit.input_warnings import find_problems, report_problems
-from albertkit.runtime.embed import embed_options
+from albertkit.runtime.embed import embed_options, report_untrained_vectors
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
 from albertkit.runtime.predict import task_features
 from albertkit.runtime.runtime_model import Depth
@@ -259,6 +259,8 @@ def _vector_rows(albert: RuntimeModel, texts: ExplainInput) -> PartsAndRows:
         _check_fits(len(encoding.ids), albert.max_tokens)
         rows.append((encoding.ids, encoding.segments, _places(encoding, [name], skip=len(prompt))))
     report_problems(find_problems(albert.tokenizer, list(parts.values())))
+    if texts.pair is not None:
+        report_untrained_vectors(albert)
     return parts, rows
 
 

@@ -43,6 +43,7 @@ from albertkit.explain.layer_predictions import (
 )
 from albertkit.file_io import write_file
 from albertkit.interop.convert import open_stored
+from albertkit.runtime.predict import report_untrained_depth
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth, trained_depths
 
 if TYPE_CHECKING:
@@ -195,6 +196,8 @@ class Explainer:
         albert = self.albert
         filler_token(albert, settings.hide or "drop")  # checks `hide`
         tokenized = tokenize_input(albert, texts)
+        if tokenized.example is not None:  # the prediction of a task
+            report_untrained_depth(albert, settings.depth)
         depth = albert.layers_to_apply(settings.depth)
         check_trained_depth(albert.config, albert.metadata, depth)
         outputs = read_depths(albert, tokenized, trained_depths(albert.config, albert.metadata, depth))

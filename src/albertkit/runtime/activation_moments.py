@@ -16,11 +16,12 @@ import numpy as np
 
 from albertkit.artifact import Artifact, require_tokenizer
 from albertkit.config import AlbertConfig
+from albertkit.cpu_cores import cores
 from albertkit.data.passages import everyday_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.engine import Engine, OnnxEmbedding, cores, machine_max_level, open_graph
+from albertkit.runtime.engine import Engine, OnnxEmbedding, machine_max_level, open_graph
 from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import ffn_prefixes

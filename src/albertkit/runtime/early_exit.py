@@ -220,8 +220,10 @@ def parse_early_exit(early_exit: EarlyExit) -> tuple[str, float]:
         )
     if name == "agreement" and not 0.5 <= value < 1:
         raise AlbertkitError(f"early_exit is {early_exit!r}; a share of agreement is from 50% to below 100%")
-    if name != "agreement" and value < 0:
-        raise AlbertkitError(f"early_exit is {early_exit!r}; the number must be 0 or above")
+    if name == "change" and value < 0:
+        raise AlbertkitError(f"early_exit is {early_exit!r}; a change is 0 or above. Pass such a number.")
+    if name in ("entropy", "cosine") and not 0 <= value <= 1:
+        raise AlbertkitError(f"early_exit is {early_exit!r}; {name} is from 0 to 1. Pass such a number.")
     return name, value
 
 

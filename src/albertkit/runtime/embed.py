@@ -23,7 +23,7 @@ from albertkit.runtime.early_exit import EarlyExitRunner, ExitRule, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
 from albertkit.runtime.packed_texts import OutputRequest, PackedTexts
 from albertkit.runtime.prompts import prompt_text
-from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth
+from albertkit.runtime.runtime_model import Depth, RuntimeModel, check_trained_depth, has_trained_vectors
 from albertkit.runtime.shared_map import SPACES, SharedMap, shared_map
 from albertkit.vector_dtype import check_dtype, convert_vectors
 
@@ -289,6 +289,12 @@ def token_vectors_iter(
         report_problems(found[0], reported)
         reported += found[0]
         yield from results
+
+
+def report_untrained_vectors(model: object) -> None:
+    """Warn if vectors are compared for which a model was not trained. As features of a classifier, they are useful."""
+    if isinstance(model, RuntimeModel) and not has_trained_vectors(model.metadata):
+        report_problems(InputProblems(has_untrained_vectors=True))
 
 
 # Texts to tokens -------------------------------------------------------------------------------------------------

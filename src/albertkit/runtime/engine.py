@@ -7,18 +7,16 @@ In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as nu
 
 from __future__ import annotations
 
-import math
-import os
 import platform
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from albertkit.config import AlbertConfig
+from albertkit.cpu_cores import cores
 from albertkit.errors import AlbertkitError
 from albertkit.onnx_session import open_session
 from albertkit.quantized import QuantizedMatrix
@@ -232,26 +230,6 @@ def open_engine(
 
 
 # The machine -----------------------------------------------------------------------------------------------------
-
-
-def cores() -> int:
-    """The number of processors this process may use, by its affinity and the quota of its container."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(available, cpu_quota())))
-
-
-def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
-    """The CPU quota of the control group, such as 1.5; inf without a limit."""
-    try:
-        if (group / "cpu.max").is_file():
-            quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            quota, period = (
-                (group / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period")
-            )
-        return math.inf if quota.strip() == "max" or int(quota) <= 0 else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return math.inf
 
 
 def machine_max_level() -> int:

@@ -18,11 +18,12 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored, require_tokenizer
 from albertkit.config import AlbertConfig
+from albertkit.cpu_cores import cores
 from albertkit.errors import AlbertkitError, check_count, check_type
 from albertkit.head_graph import HeadSession
 from albertkit.quantized import quantize_weights, unpack_weights
 from albertkit.runtime.batching import TOKEN_BUDGET
-from albertkit.runtime.engine import Engine, InferenceEngine, cores, open_engine
+from albertkit.runtime.engine import Engine, InferenceEngine, open_engine
 from albertkit.runtime.graph import Weights
 from albertkit.runtime.graph_builder import as_float
 from albertkit.runtime.packed_texts import PackedOutputs
@@ -257,6 +258,15 @@ def distilled_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | 
                 return None
             return tuple(sorted({int(depth) for depth in depths.split(",") if depth.strip()}))
     return None
+
+
+def has_trained_vectors(metadata: ArtifactMetadata) -> bool:
+    """Whether a model was trained for sentence vectors; a head on frozen vectors keeps those of its base model.
+
+    >>> has_trained_vectors(ArtifactMetadata(task="match")), has_trained_vectors(ArtifactMetadata(task="pretrain"))
+    (True, False)
+    """
+    return metadata.task in ("embed", "match") or metadata.details.get("reads") == "vector"
 
 
 def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:

@@ -26,7 +26,7 @@ from albertkit.input_warnings import (
     collect_problems,
     report_problems,
 )
-from albertkit.runtime.embed import unit_length
+from albertkit.runtime.embed import report_untrained_vectors, unit_length
 from albertkit.search.index_records import (
     RepeatedIds,
     SearchHit,
@@ -192,6 +192,7 @@ class Index(ABC):
         if vectors is None and self.embedder is None:
             raise AlbertkitError(f"{self.path} was opened without a model: only keyword search works. Pass one (-m).")
         if vectors is None and self.embedder is not None:
+            report_untrained_vectors(self.embedder)
             vectors = self.embedder.embed(texts)
         rows, shape = np.asarray(vectors, np.float32), (len(texts), self.dim)
         units = unit_length(rows) if rows.shape == shape else rows

@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from albertkit.errors import check_finite
 from albertkit.input_warnings import InputProblems, collect_problems
-from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool
+from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool, report_untrained_vectors
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import read_heads, report_untrained_depth, task_depth
 from albertkit.runtime.runtime_model import Depth
@@ -276,6 +276,13 @@ class RequestContext:
         rows = await self._run(BatchJob(route, ids, self.deadline))
         return combine_windows(np.stack(rows), windows, options)
 
+    async def embed_to_compare(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> np.ndarray:
+        """`embed`, with a warning if the model was not trained for vectors."""
+        with collect_problems() as found:
+            report_untrained_vectors(model.albert)
+        self.problems = sum(found, self.problems)
+        return await self.embed(model, texts, options)
+
     async def embed_tokens(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> list[np.ndarray]:
         """The vectors (tokens, H) of each text's tokens. A text of several windows is rejected."""
         self.count_texts(texts)
@@ -325,7 +332,7 @@ class RequestContext:
             for name in ("query", "passage")
         )
         one, many = await asyncio.gather(
-            self.embed(model, [query], query_options), self.embed(model, texts, text_options)
+            self.embed_to_compare(model, [query], query_options), self.embed(model, texts, text_options)
         )
         return np.asarray(many @ one[0])
 

@@ -96,7 +96,7 @@ async def similar(context: RequestContext, body: SimilarRequest) -> SimilarRespo
     options = model.albert.embed_options(normalize=True, depth=body.depth, dim=body.dimensions)
     columns_count = len(body.texts if body.others is None else body.others)
     context.foresee_response(len(body.texts) * columns_count * NUMBER_BYTES, "Send fewer texts.", memory=1)
-    vectors = await context.embed(model, [*body.texts, *(body.others or [])], options)
+    vectors = await context.embed_to_compare(model, [*body.texts, *(body.others or [])], options)
     rows = vectors[: len(body.texts)]
     columns = rows if body.others is None else vectors[len(body.texts) :]
     return SimilarResponse(model.name, np.ascontiguousarray(rows @ columns.T, np.float32))
@@ -158,7 +158,7 @@ async def search_index(context: RequestContext, model: ServedModel, body: Search
     if body.mode != "keyword":
         depth = named_depth(index.model)
         options = model.albert.embed_options(depth=None if depth == model.albert.depth else depth)
-        vectors = await context.embed(model, [body.query], options)
+        vectors = await context.embed_to_compare(model, [body.query], options)
     search = index.search_results
     (found,) = await asyncio.to_thread(search, [body.query], body.k, body.mode, vectors, body.min_score, body.exact)
     context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in found.hits), "Request a lower k.")

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from albertkit.cpu_cores import cores
 from albertkit.errors import AlbertkitError, need
 from albertkit.printable import escape_json
-from albertkit.runtime.engine import cores
 from albertkit.serve.process_memory import use_one_heap
 from albertkit.serve.serve_settings import METRICS_VARIABLE, PARENT_VARIABLE, ApiKeys, ServeSettings
 

@@ -189,7 +189,7 @@ async def similarity(context: RequestContext, body: SimilarityRequest) -> list[f
     """Cosines of a text with others."""
     model = context.choose_model(body.model, "embed")
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
-    vectors = await context.embed(model, texts, model.albert.embed_options(normalize=True))
+    vectors = await context.embed_to_compare(model, texts, model.albert.embed_options(normalize=True))
     return list((vectors[1:] @ vectors[0]).tolist())
 
 

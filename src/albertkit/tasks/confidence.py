@@ -121,7 +121,7 @@ def _entropy(scores: np.ndarray) -> np.ndarray:
     weights = np.exp(scores)
     total = weights.sum(-1)
     found: np.ndarray = (np.log(total) - (weights * scores).sum(-1) / total) / np.log(scores.shape[-1])
-    return np.maximum(found, 0.0)
+    return found.clip(0.0, 1.0)
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:

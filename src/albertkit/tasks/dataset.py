@@ -6,6 +6,7 @@ examples. Imports `readers/`. `train/` and the commands that read labelled data 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,7 +16,7 @@ from typing import Any
 from unicodedata import normalize
 
 from albertkit.errors import AlbertkitError, check_type, nearest, type_with_article
-from albertkit.input_warnings import InputProblems, report_problems
+from albertkit.input_warnings import InputProblems, TruncatedTextWarning, report_problems
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
 from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
@@ -181,15 +182,20 @@ def report_truncated(
 
     parts: examples and their features, by a name for examples that have no file. longest: tokens of the model.
     """
-    total, cut = Counter[str](), Counter[str]()
+    total, cut, cut_targets = Counter[str](), Counter[str](), Counter[str]()
     for name, (examples, features) in parts.items():
         files = [str(getattr(example, "where", "")).rpartition(":")[0] or name for example in examples]
         total.update(files)
         cut.update(files[index] for index in task.find_truncated(examples, features, tokenizer, max_length))
+        cut_targets.update(files[index] for index in task.find_truncated_targets(features, tokenizer))
     limit = task.text_room(max_length)
     for file, count in cut.items():
         longer = longest - max_length + limit
         report_problems(InputProblems(0, total[file], truncated=count, limit=limit, longest=longer, where=file))
+    for file, count in cut_targets.items():
+        subject = f"{file}: {count:,} of {count_noun(total[file], 'target')}"
+        text = f"{subject} {'is' if count == 1 else 'are'} longer than the target length, so the rest is not learnt"
+        warnings.warn(f"{text}. Shorten long targets, or train with a larger --target-length.", TruncatedTextWarning, 2)
 
 
 def _unknown_labels(

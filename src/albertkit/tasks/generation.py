@@ -107,6 +107,10 @@ class GenerateTask(Task):
         sources = tokenizer.ids_batch([example.source for example in examples])
         return [place for place, ids in enumerate(sources) if len(ids) > room]
 
+    def find_truncated_targets(self, features: Sequence[Feature], tokenizer: Tokenizer) -> list[int]:
+        """The indexes of the examples with a target that is truncated: it has no end token."""
+        return [feature.example for feature in features if feature.target[-1] != special_ids(tokenizer)[1]]
+
     def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One per example: [CLS] source [SEP] target [SEP] [MASK] … [MASK]; a truncated target has no end token.
 

@@ -102,6 +102,10 @@ class Task:
         longer = self.features([examples[index] for index in full], tokenizer, max_length + 1)
         return [full[index] for index in sorted({f.example for f in longer if len(f.ids) > max_length})]
 
+    def find_truncated_targets(self, features: Sequence[Feature], tokenizer: Tokenizer) -> list[int]:
+        """The indexes of the examples with a text to generate that is truncated."""
+        return []
+
     def results(self, scores: Sequence[Any], features: Sequence[Feature], examples: Sequence[Any]) -> list[Any]:
         """One result per example, from the scores of each feature; for several heads, tuples of scores.
 

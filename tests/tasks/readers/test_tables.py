@@ -320,6 +320,22 @@ def test_csv_with_anything_in_its_cells(tmp_path, rows):
     ]
 
 
+@pytest.mark.parametrize("task", ["classify", "match", "intent", "generate"])
+@pytest.mark.parametrize(("name", "delimiter"), [("words.conll", " "), ("words.conll", "\t"), ("words.tsv", "\t")])
+def test_words_with_tags_are_refused_with_the_name_of_their_task(tmp_path, task, name, delimiter):
+    rows = [("EU", "B-ORG"), ("rejects", "O"), (), ("Peter", "B-PER"), ("Blackburn", "I-PER")]
+    (tmp_path / name).write_text("\n".join(map(delimiter.join, rows)))
+    with pytest.raises(AlbertkitError, match=f"{name} contains words with tags such as 'B-ORG'.*Use the task tag"):
+        read_examples(task, tmp_path / name)
+
+
+def test_classes_that_look_like_some_tags_are_classes(tmp_path):
+    (tmp_path / "blood.tsv").write_text("text\tlabel\na donor\tO\nanother donor\tB-\na third one\tA\n")
+    (tmp_path / "sizes.tsv").write_text("text\tlabel\na shirt\tL-1\na jacket\tM-2\na coat\tS-3\n")
+    for name in ("blood.tsv", "sizes.tsv"):
+        assert len(read_examples("classify", tmp_path / name).examples) == 3
+
+
 def test_quotes_in_tsv_are_named(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text('文本\t标签\n"很好"\t好\n"很坏"\t坏\n"不错"\t好\n')

@@ -19,6 +19,7 @@ from albertkit.errors import AlbertkitError, nearest, type_with_article
 from albertkit.tasks.examples import RewriteExample, TextExample, text_problem
 from albertkit.tasks.readers.json_files import Rows
 from albertkit.tasks.readers.labelled_files import LabelledFile, ReadOptions, Row, clean, count_noun, list_names
+from albertkit.tasks.readers.tagged_files import PREFIXED_TAG
 
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -285,6 +286,7 @@ def read_table(file: LabelledFile) -> Table:
         return Table(file.path, names, [(line, [row.get(name) for name in names]) for line, row in objects])
     if file.format in ("csv", "tsv"):
         return _cell_table(file)
+    _check_not_tagged(file.path, [line.rpartition(" ")[2] for _, line in file.lines() if line.strip()])
     raise AlbertkitError(
         f"the format of {file.path} is not clear from its name or first line. Pass --format (csv, tsv, jsonl …)."
     )
@@ -306,9 +308,21 @@ def _cell_table(file: LabelledFile) -> Table:
             remedy = fewer if len(cells) < width else more
             file.problems.add(line, f"{count_noun(len(cells), 'cell')} where {expected} {width}; {remedy}")
     table = Table(file.path, names, [row for row in rows if len(row[1]) == width])
+    _check_not_tagged(file.path, [cells[-1].strip() for _, cells in table.rows])
     if not is_csv:
         file.notes.extend(_quote_notes(table))
     return table
+
+
+def _check_not_tagged(path: Path, last_cells: Sequence[str]) -> None:
+    """Raise if the last cells are tags of words, as in a CoNLL file."""
+    tags = set(last_cells)
+    prefixed = sorted(tag for tag in tags if PREFIXED_TAG.fullmatch(tag))
+    if prefixed and "O" in tags and len(tags) == len(prefixed) + 1:
+        raise AlbertkitError(
+            f"{path} contains words with tags such as {prefixed[0]!r:.40}, but this task reads texts. Use the task tag "
+            "(albertkit finetune tag), or pass a table of texts."
+        )
 
 
 def _quote_notes(table: Table) -> Iterator[str]:
