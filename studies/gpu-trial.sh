@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All calls of gpu-stretch.md on a CPU, at toy size, with 80 seconds of processor time: studies/gpu-trial.sh TEXTS TASKS
+# The studies for a GPU on a CPU, at toy size, with 80 seconds of processor time: studies/gpu-trial.sh TEXTS TASKS
 # TEXTS is a folder with zhwiki-*.txt.xz, TASKS one of labelled sets (tasksets.py). It ends with "all results are there".
 set -euo pipefail
 texts="$(realpath "$1")" tasks="$(realpath "$2")"
@@ -19,19 +19,22 @@ done
 export WORK="$toy/zh" DATA="$toy/zh-data" CARRIED="$toy/carried" SETS="chnsenticorp afqmc cluener"
 "$here/small-zh/further.sh" data "$toy/texts" "$toy/tasks"
 
-echo "== call 1: tests/gpu (skipped without a GPU), $SECONDS s"
+echo "== tests/gpu (skipped without a GPU), $SECONDS s"
 "$PYTHON" -m pytest -q -n 0 "$here/../tests/gpu" || [ $? = 5 ]
-echo "== call 2: gpu_bulk, $SECONDS s"
+echo "== gpu_bulk, $SECONDS s"
 "$PYTHON" "$here/gpu_bulk.py" --device torch --depth 3 --texts 64 --peer-texts 32 --part-rows 32 --workers 1 --out "$toy/results/gpu-bulk.json" >/dev/null
 
-echo "== call 3: further.sh; its program is killed, then it is stopped, $SECONDS s"
+echo "== training_profile, $SECONDS s"
+"$PYTHON" "$here/training_profile.py" --rows 4 --steps 1 --lengths 128 --device cpu --compile no --out "$toy/results/training-profile.json" >/dev/null 2>&1
+
+echo "== further.sh; its program is killed, then it is stopped, $SECONDS s"
 export BATCH=2 EXTRA="$tiny --no-alarm" # the loss of two rows jumps
 export MINUTES=0.3 LENGTHS=32:0.4,64:0.6 ADAPT_TOKENS=128 WORKERS=1 CURVES="--steps 1 --limit 2 --device cpu" BUDGET=600
 BESIDE="$PYTHON $here/curves.py $toy/tasks $WORK/beside/curves-muon.jsonl --plan starts --start small-zh --steps 1 --limit 1 --workers 1 --device cpu" \
   "$here/small-zh/further.sh" call 38 "$toy/results"
 ! pkill -9 -P "$(cat "$WORK/pid")" || sleep 15 # the next attempt resumes
 "$here/small-zh/further.sh" stop
-echo "== call 4: further.sh, resumed, $SECONDS s"
+echo "== further.sh, resumed, $SECONDS s"
 "$here/small-zh/further.sh" call 300 "$toy/results"
 
 echo "== blocks.sh, $SECONDS s"
@@ -41,7 +44,7 @@ export WORK="$toy/blocks" DATA="$toy/blocks-data"
 VARIANTS="relative, pre_norm; relative, gated_ffn" TOKENS=192 EVALUATIONS=2 JOBS=1 MODELS=1 \
   EXTRA="--layers 1 --batch 2 --length 32 --compile no $tiny" "$here/blocks/blocks.sh" call 120 "$toy/results"
 
-for name in gpu-bulk.json starts.jsonl curves-muon.jsonl further.tar.00 adapted.tar.00 blocks.jsonl models.tar.00 logs.tar.xz; do
+for name in gpu-bulk.json training-profile.json starts.jsonl curves-muon.jsonl further.tar.00 adapted.tar.00 blocks.jsonl models.tar.00 logs.tar.xz; do
   [ -s "$toy/results/$name" ] || { echo "$name is missing"; exit 1; }
 done
 ! grep -h '"error"' "$toy"/results/*.jsonl || exit 1

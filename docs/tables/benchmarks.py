@@ -202,6 +202,47 @@ def bulk() -> str:
     return table(("run", "seconds", "texts/s", "largest worker, MB", "growth of a worker in the second half, MB", "Ray's own processes, MB"), rows)  # fmt: skip
 
 
+def bulk_gpu() -> str:
+    record = read("gpu-bulk.json")
+    run, peer = record["bulk"], record["peer"]["by_batch"]
+    best = max(peer.values())
+    rows = [
+        ("albertkit, file to file, after the start", run["rows_per_second_after_it"]),
+        (f"albertkit, file to file, {run['rows'] / 1e6:.0f} M texts with the start", run["rows_per_second"]),
+        *((f"sentence-transformers, float16, list to array, batches of {size}", speed) for size, speed in peer.items()),
+    ]
+    return table(("program", "texts/s", "speedup over sentence-transformers"), ((name, f"{speed:,.0f}", times(speed / best)) for name, speed in rows))  # fmt: skip
+
+
+def bulk_gpu_stages() -> str:
+    record = read("gpu-bulk.json")["stages"]
+    titles = {
+        "read": "read (worker)", "tokenize": "tokenize (worker)", "pack": "pack (worker)", "device": "compute (GPU)",
+        "combine": "combine windows (worker)", "write": "write Parquet (worker)",
+    }  # fmt: skip
+    return table(("stage", "microseconds per text, one process"), ((title, f"{record['microseconds'][name]:.1f}") for name, title in titles.items()))  # fmt: skip
+
+
+def bulk_gpu_layers() -> str:
+    record = read("gpu-bulk.json")["layers"]
+    lengths = [int(name.split()[1]) for name in record if name.startswith("small ")]
+    rows = ((model, *(f"{record[f'{model} {length}']['share_of_peak']:.0%}" for length in lengths)) for model in ("small", "small-zh"))  # fmt: skip
+    return table(("model", *(f"rows of {length}" for length in lengths)), rows)
+
+
+def training_kernels() -> str:
+    record = read("training-profile.json")["steps"]
+    kinds = list(next(iter(record.values()))["ms_by_kind"])
+    kinds.sort(key=lambda kind: -max(run["ms_by_kind"][kind] for run in record.values()))
+    titles = {"compiled": "norms, activation, loss (compiled)", "other": "optimizer and other"}
+    rows = (
+        (name, f"{run['tokens_per_second'] / 1e3:,.0f}", f"{run['share_of_peak']:.0%}", *(f"{run['ms_by_kind'][kind]:.1f}" for kind in kinds))
+        for name, run in record.items()
+    )  # fmt: skip
+    heads = (f"{titles.get(kind, kind)}, ms" for kind in kinds)
+    return table(("attention", "thousand tokens/s", "share of GPU peak", *heads), rows)
+
+
 def gradients(cost: ShapeCost, shared: bool = True) -> float:
     """Bytes of the gradients in float32."""
     encoder = cost.parameters["total"] if shared else cost.unshared
@@ -253,5 +294,6 @@ def newcomer() -> str:
 TABLES = {
     "report": report, "inference": inference, "encoders": encoders, "cold-start": cold_start, "server": server, "server-overload": server_overload, "server-memory": server_memory, "server-peers": server_peers,
     "search": search, "corpus": corpus, "pretraining": pretraining, "finetuning": finetuning, "plan": plan, "bulk": bulk,
+    "bulk-gpu": bulk_gpu, "bulk-gpu-stages": bulk_gpu_stages, "bulk-gpu-layers": bulk_gpu_layers, "training-kernels": training_kernels,
     "scale-pretraining": scale_pretraining, "scale-texts": scale_texts, "scale-rest": scale_rest, "newcomer": newcomer,
 }  # fmt: skip

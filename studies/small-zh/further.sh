@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains small-zh-pretrained further on a GPU that is available for half an hour at a time, then fine-tunes three Chinese sets
-# from the result, before and after MLM on the texts of their training examples. ../gpu-stretch.md lists the calls,
-# ../stretch.sh the verbs. One more verb, for the machine that has the texts:
+# from the result, before and after MLM on the texts of their training examples. ../stretch.sh lists the verbs; `call` takes
+# .cache/zh-data and .cache/carried along. One more verb, for the machine that has the texts:
 #   data TEXTS TASKS   TEXTS is a folder with zhwiki-*.txt.xz, TASKS one of labelled sets (../tasksets.py). Writes shards packed
 #                      by ../carry_shards.py into DATA/0, DATA/1, …, and CARRIED/tasks.tar.xz and CARRIED/site.tar.xz (pytest)
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -45,7 +45,7 @@ train() {
     --lengths "${LENGTHS:-128:0.4,256:0.6}" --short-ratio 0.3 --single-ratio 0.4 --evaluations 10 || return 1
   [ -f "$work/texts.txt" ] || "$python" "$here/task_texts.py" "$work/tasks" "$work/texts.txt" || return 1
   [ -f "$work/task-shards/manifest.json" ] || run "${albertkit[@]}" corpus "$work/texts.txt" -o "$work/task-shards" --tokenizer "$start" --min-tokens 4 || return 1
-  pretrain adapted "$work/task-shards" "$work/further/model" --tokens "${ADAPT_TOKENS:-40e6}" --learning-rate 3e-4 --warmup-ratio 0.05 \
+  pretrain adapted "$work/task-shards" "$work/further/model" --tokens "${ADAPT_TOKENS:-40000000}" --learning-rate 3e-4 --warmup-ratio 0.05 \
     --sop-weight 0 --evaluations 4 --compile no || return 1
   run "$python" "$root/studies/curves.py" "$work/tasks" "$work/starts.jsonl" --plan starts --start further="$work/further/model" \
     --start adapted="$work/adapted/model" --workers "${WORKERS:-9}" --minutes $((($(seconds_left) - 150) / 60)) ${CURVES:-}

@@ -23,7 +23,7 @@ from tests.model.test_options import CASES  # noqa: E402
 from tests.runtime.test_graph import by_torch, ids, make  # noqa: E402
 
 LENGTHS = (40, 3, 22, 9, 2, 1, 17, 9, 40, 38)
-CLOSE = {"float32": 0.99999, "bf16": 0.998, "float16": 0.9999}  # smallest cosine with float32 on the CPU
+CLOSE = {"float32": 0.99999, "bf16": 0.997, "float16": 0.9999}  # smallest cosine with float32 on the CPU
 
 
 def rows(engine: TorchEngine, lists: list[list[int]], depth: int) -> np.ndarray:

@@ -6,9 +6,12 @@ the same without torch. Before this file: `attention.py`; after it: `encoder.py`
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.backends import cudnn
 
 from albertkit.config import AlbertConfig
 from albertkit.model.attention import Attention
@@ -76,7 +79,10 @@ class EmbeddingGru(nn.Module):
         weights = [getattr(self, name).to(dtype) for names in self.names for name in names]
         layers, grad = len(self.names), torch.is_grad_enabled()
         begin = x.new_zeros(layers, len(x), x.shape[2], dtype=dtype)
-        out: Tensor = torch.gru(x.to(dtype).contiguous(), begin, weights, True, layers, 0.0, grad, False, True)[0]
+        # by default, cuDNN rounds float32 to TF32
+        exact = x.is_cuda and x.dtype == torch.float32
+        with cudnn.flags(enabled=True, allow_tf32=False) if exact else nullcontext():
+            out: Tensor = torch.gru(x.to(dtype).contiguous(), begin, weights, True, layers, 0.0, grad, False, True)[0]
         return out.to(x.dtype)
 
 
