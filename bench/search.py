@@ -369,10 +369,12 @@ class Rows:
 def records(first: int, count: int) -> Iterator[Any]:
     from albertkit.search.index import Record
 
-    words = np.random.default_rng(first).zipf(1.3, (count, 12)) % 50_000
-    for i in range(count):
-        text = " ".join(f"w{w}" for w in words[i])
-        yield Record(id=str(first + i), text=f"{text} {first + i}", source="bench", line=i)
+    rng = np.random.default_rng(first)
+    for start in range(0, count, 10_000):
+        words = rng.zipf(1.3, (min(10_000, count - start), 12)) % 50_000
+        for i, row in enumerate(words.tolist(), start):
+            text = " ".join(f"w{word}" for word in row)
+            yield Record(id=str(first + i), text=f"{text} {first + i}", source="bench", line=i)
 
 
 CANDIDATES: dict[str, Any] = {

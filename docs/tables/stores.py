@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,22 +54,21 @@ HEADS = (
 COMPUTED = "≈ "
 
 
-def largest_runs() -> dict[str, Any]:
-    """The largest measured run of each place."""
-    runs: dict[str, Any] = {}
-    for run in read("stores.json")["runs"]:
-        if run["vectors"] == "texts" and run["rows"] > runs.get(run["place"], {"rows": 0})["rows"]:
-            runs[run["place"]] = run
-    return runs
+def text_runs() -> list[dict[str, Any]]:
+    """The runs with vectors of texts."""
+    return [run for run in read("stores.json")["runs"] if run["vectors"] == "texts"]
 
 
-def bytes_per_text() -> dict[str, tuple[float, float]]:
-    """Of each place, the bytes on disk and in memory; those in memory are what a fast search reads."""
-    found = {}
-    for place, run in largest_runs().items():
-        texts = run["rows"] + run["added"]
-        found[place] = (run["disk_mb"] * 1e6 / texts, run["memory_mb"] * 1e6 / texts)
-    return found
+def nearest_run(place: str, texts: int) -> dict[str, Any]:
+    """The run of a place whose number of texts is the nearest, as a ratio."""
+    runs = [run for run in text_runs() if run["place"] == place]
+    return min(runs, key=lambda run: abs(math.log(run["rows"] / texts)))
+
+
+def bytes_per_text(run: dict[str, Any]) -> tuple[float, float]:
+    """Of a run, the bytes on disk and in memory; those in memory are what a fast search reads."""
+    texts = run["rows"] + run["added"]
+    return (run["disk_mb"] * 1e6 / texts, run["memory_mb"] * 1e6 / texts)
 
 
 def measured_file() -> dict[int, tuple[float, float]]:
@@ -85,24 +85,42 @@ def size(count: float) -> str:
 
 
 def sizes(language: int) -> str:
-    per_text, measured = bytes_per_text(), measured_file()
+    measured = measured_file()
     rows = []
     for choice in CHOICES:
         if choice.place == "local" and choice.texts in measured:
             costs = [size(count) for count in measured[choice.texts]]
         else:
-            costs = [COMPUTED + size(count * choice.texts) for count in per_text[choice.place]]
+            run = nearest_run(choice.place, choice.texts)
+            mark = "" if run["rows"] == choice.texts else COMPUTED
+            costs = [mark + size(count * choice.texts) for count in bytes_per_text(run)]
         rows.append((f"{choice.texts:,}", choice.use[language], *costs, choice.who[language]))
     return table(HEADS[language], rows)
 
 
 def stores() -> str:
     rows = []
-    for run in read("stores.json")["runs"]:
-        if run["vectors"] == "texts":
-            costs = (f"{run[key]:,.0f}" for key in ("disk_mb", "memory_mb"))
-            rows.append((f"{run['rows']:,}", run["label"], f"{run['recall_10']:.3f}", *costs))
-    return table(("texts", "index in", "recall@10", "disk, MB", "vectors or graph, MB"), rows)
+    for run in text_runs():
+        costs = (f"{run[key]:,.0f}" for key in ("disk_mb", "memory_mb", "build_rss_mb"))
+        rows.append((f"{run['rows']:,}", run["label"], f"{run['recall_10']:.3f}", *costs))
+    heads = ("texts", "index in", "recall@10", "disk, MB", "vectors or graph, MB", "peak memory of the build, MB")
+    return table(heads, rows)
 
 
-TABLES = {"stores": stores, "store_sizes": lambda: sizes(0), "store_sizes_zh": lambda: sizes(1)}
+def store_times() -> str:
+    rows = []
+    for run in text_runs():
+        query, hybrid = (f"{run[f'{kind}_ms']:,.1f}; {run[f'{kind}_p99_ms']:,.1f}" for kind in ("query", "hybrid"))
+        load = "; ".join(f"{value:.1f}" for value in run["load"])
+        times = (f"{run['build_s']:,.0f}", f"{run['add_1000_s']:.1f}", query, hybrid, f"{run['exact_ms']:,.1f}")
+        rows.append((f"{run['rows']:,}", run["label"], *times, load))
+    heads = ("build, s", "add 1,000, s", "query, ms: median; p99", "hybrid, ms: median; p99", "exact, ms", "load")
+    return table(("texts", "index in", *heads), rows)
+
+
+TABLES = {
+    "stores": stores,
+    "store_times": store_times,
+    "store_sizes": lambda: sizes(0),
+    "store_sizes_zh": lambda: sizes(1),
+}
