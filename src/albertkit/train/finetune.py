@@ -31,7 +31,7 @@ from albertkit.runtime.predict import predict
 from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.dataset import check_known_labels, check_labels, check_overlap, read_parts, split_examples
+from albertkit.tasks.dataset import check_known_labels, check_labels, check_overlap, read_splits, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
@@ -90,7 +90,7 @@ def finetune(
     sources = {"train": train} if dev is None else {"train": train, "dev": dev}
     if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
         raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
-    parts = read_parts(task, sources, reading, log)
+    parts = read_splits(task, sources, reading, log)
     examples, held_out = parts["train"], parts.get("dev", [])
     notes = check_labels(examples, held_out) if log is _no_log else ()
     if dev is None:
@@ -258,7 +258,7 @@ def evaluate(
         need("sacrebleu", "generate", "measuring generated texts")
     if isinstance(albert.task, ClassifyTask) and options.kind == "auto" and options.separator is None:
         options = dataclasses.replace(options, kind=albert.task.kind, separator=albert.task.separator)
-    examples = read_parts(task, {"test": test}, options, log)["test"]
+    examples = read_splits(task, {"test": test}, options, log)["test"]
     for text in check_known_labels(albert.task, examples):
         log(text)
         if log is _no_log:
