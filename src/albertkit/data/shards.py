@@ -176,18 +176,18 @@ def _require(path: Path) -> Path:
 def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
     """A one-dimensional array on disk, with the dtype and length in the manifest."""
     try:
-        found = np.load(_require(path), mmap_mode="r", allow_pickle=False)
+        array = np.load(_require(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, AlbertkitError):
             raise
         raise AlbertkitError(
             f"{path} is not a complete .npy file ({str(error)[:100]}). Copy the folder again."
         ) from None
-    if found.dtype != dtype or found.shape != (length,):
+    if array.dtype != dtype or array.shape != (length,):
         raise AlbertkitError(
-            f"{path} contains {found.dtype} {found.shape}: {MANIFEST} has {dtype} ({length},). Copy it again."
+            f"{path} contains {array.dtype} {array.shape}: {MANIFEST} has {dtype} ({length},). Copy it again."
         )
-    return found
+    return array
 
 
 def check_files(folder: Path, entry: dict[str, Any]) -> None:
