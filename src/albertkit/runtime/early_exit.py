@@ -109,21 +109,21 @@ class ExitCalibration:
         """The highest probability of disagreement with which a text may exit, for a share of agreement; None if no rule
         guarantees it.
         """
-        kept = list(takewhile(lambda row: row[1] >= share, self.risks))
-        return kept[-1][0] if kept else None
+        rules = list(takewhile(lambda row: row[1] >= share, self.risks))
+        return rules[-1][0] if rules else None
 
     def limits(self, share: float) -> tuple[float, ...]:
         """The highest uncertainty with which a text may exit at each depth; below 0 if none may exit."""
         risk = self.risk(share)
         if risk is not None:
             return risk_limits(self.lines, risk)
-        most = self.risks[0][1] if self.risks else 0.0
+        bound = self.risks[0][1] if self.risks else 0.0
         testing = math.ceil(math.log(1 - CONFIDENCE) / math.log(share)) + 1
         reason = "some of these disagree under the most conservative rule"
         if testing > self.texts:
             reason = f"at least {math.ceil(testing * FIT_SHARE / (FIT_SHARE - 1)):,}"
         raise AlbertkitError(
-            f"early_exit={share:g} is not available: the {self.texts} held-out texts guarantee at most {most:.4f}. "
+            f"early_exit={share:g} is not available: the {self.texts} held-out texts guarantee at most {bound:.4f}. "
             f"Pass a smaller share, or run  albertkit calibrate MODEL DEV  with more texts ({reason})."
         )
 
@@ -342,7 +342,7 @@ def read_depths(
     model: RuntimeModel, ids: TokenIds, segments: TokenIds | None, depths: Sequence[int], read: ReadOutputs
 ) -> dict[int, list[Any]]:
     """The outputs of every feature at each of some depths, for calibration and explanations."""
-    found: dict[int, list[Any]] = {depth: [None] * len(ids) for depth in depths}
+    by_depth: dict[int, list[Any]] = {depth: [None] * len(ids) for depth in depths}
     for group in group_by_length([len(row) for row in ids], model.token_budget):
         batch = pad_batch(ids, segments, group)
         hidden, applied = model.engine.run(batch, 0), 0
@@ -350,6 +350,6 @@ def read_depths(
             hidden, applied = model.engine.apply_layers(hidden, batch.lengths, applied, depth), depth
             result = model.engine.read_out(hidden, batch.lengths, depth)
             for index, output in zip(batch.order, read(result, batch.lengths), strict=True):
-                found[depth][index] = output
-    check_finite("outputs", (output for outputs in found.values() for output in outputs))
-    return found
+                by_depth[depth][index] = output
+    check_finite("outputs", (output for outputs in by_depth.values() for output in outputs))
+    return by_depth

@@ -259,11 +259,11 @@ def norm_graph(config: AlbertConfig, weights: Weights) -> Graph:
 def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
     """A matrix whose rows are multiplied, head by head, by `matrix` (narrow, wide)."""
     plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
-    made = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
+    product = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
     if not isinstance(weight, QuantizedMatrix):
-        return made
-    small = quantize_rows(made)
-    return QuantizedMatrix(small.values, small.scale, weight.smooth)
+        return product
+    quantized = quantize_rows(product)
+    return QuantizedMatrix(quantized.values, quantized.scale, weight.smooth)
 
 
 def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str) -> str:
@@ -273,13 +273,13 @@ def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str
         reach = config.options.relative_reach
         low, high = b.constant(-reach, np.int64), b.constant(reach, np.int64)
         distance = b.node("Clip", b.node("Sub", row, column), low, high)
-        found = b.node("Gather", table, b.node("Add", distance, high), axis=1)  # (heads, length, length)
+        scores = b.node("Gather", table, b.node("Add", distance, high), axis=1)  # (heads, length, length)
     else:
         is_first = b.node("Cast", b.node("Equal", row, b.constant(0, np.int64)), to=1)
         ones = b.node("Cast", b.node("GreaterOrEqual", column, b.constant(0, np.int64)), to=1)  # (length, 1)
         by_head = b.node("Unsqueeze", table, b.constant([1, 2], np.int64))  # (heads, 1, 1)
-        found = b.node("Mul", b.node("Mul", by_head, is_first), ones)
-    return b.node("Unsqueeze", found, b.constant([0], np.int64))
+        scores = b.node("Mul", b.node("Mul", by_head, is_first), ones)
+    return b.node("Unsqueeze", scores, b.constant([0], np.int64))
 
 
 def outside_window(b: Builder, window: int, query: str) -> str:
@@ -288,8 +288,8 @@ def outside_window(b: Builder, window: int, query: str) -> str:
     is_far = b.node("Greater", b.node("Abs", b.node("Sub", row, column)), b.constant(window, np.int64))
     is_later = b.node("Greater", b.node("Min", row, column), b.constant(0, np.int64))  # neither is the first token
     outside = b.node("And", is_far, is_later)
-    made = b.node("Where", outside, b.constant(HIDDEN, np.float32), b.constant(0.0, np.float32))
-    return b.node("Unsqueeze", made, b.constant([0, 1], np.int64))
+    scores = b.node("Where", outside, b.constant(HIDDEN, np.float32), b.constant(0.0, np.float32))
+    return b.node("Unsqueeze", scores, b.constant([0, 1], np.int64))
 
 
 def positions(b: Builder, x: str) -> tuple[str, str]:
