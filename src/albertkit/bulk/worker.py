@@ -163,9 +163,9 @@ class PartWorker:
                     f"row {number} of {part.file.name} {text}. Correct it, or skip such rows (--skip-bad)."
                 )
 
-    def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
+    def _results(self, texts: Iterator[str | None]) -> Iterator[Any]:
         """The results of the rows, in order; None for a row without a text. Rows are read lazily."""
-        rows, ahead = tee(given)
+        rows, ahead = tee(texts)
         results = self._compute(text for text in ahead if text is not None)
         yield from (None if text is None else next(results) for text in rows)
 
@@ -184,6 +184,6 @@ class PartWorker:
 
 def split_groups(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Lists of `GROUP_ROWS` items."""
-    rest = iter(items)
-    while group := list(islice(rest, GROUP_ROWS)):
+    remaining = iter(items)
+    while group := list(islice(remaining, GROUP_ROWS)):
         yield group

@@ -145,9 +145,9 @@ def fit_head(
     step = {"step": "frozen classifier", "examples": len(examples), **head.details, "seed": settings.seed}
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
     details |= {"reads": "vector", "pairs": False, "max_length": length}
-    made = (*base.metadata.history, step)
+    history = (*base.metadata.history, step)
     meta = dataclasses.replace(
-        base.metadata, task="classify", labels=task.labels, history=made, quantization=None, details=details
+        base.metadata, task="classify", labels=task.labels, history=history, quantization=None, details=details
     )
     return Artifact(base.config, weights, base.tokenizer, meta)
 
