@@ -160,7 +160,7 @@ def _token_target(
         best = [max(log_odds(scores[token].astype(np.float64), i) for i in labels) for token in firsts]
         word = int(np.argmax(best))
     else:
-        word = _position_of(str(settings.at), [each.text for each in tokenized.words])
+        word = _position_of(str(settings.at), [explained.text for explained in tokenized.words])
     token = firsts[word]
     index = _index_of(settings.target, task.labels, int(scores[token].argmax()))
     name = f"{task.labels[index]} at {tokenized.words[word].text!r}"
