@@ -259,10 +259,10 @@ def float_shapes(
                 raise AlbertkitError(f"tensor {name!r} has type {array.dtype}; at 4 bits it must be packed uint8")
             blocks, parts = -(-columns // BLOCK), (array.shape, steps.shape, scale.shape)
             if parts != ((rows, blocks * BLOCK // 2), (rows, blocks), (rows,)):
-                found = f"{parts[0]}, {parts[1]} and {parts[2]}"
-                raise AlbertkitError(f"a 4-bit matrix has parts of shapes {found}, which do not match: it is damaged")
+                text = f"{parts[0]}, {parts[1]} and {parts[2]}"
+                raise AlbertkitError(f"a 4-bit matrix has parts of shapes {text}, which do not match: it is damaged")
             out[name] = shapes[name]
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
-            found = f"{array.dtype} with {scale.shape} scales"
-            raise AlbertkitError(f"tensor {name!r} has {found}; at 8 bits it must be int8 with one scale per row")
+            text = f"{array.dtype} with {scale.shape} scales"
+            raise AlbertkitError(f"tensor {name!r} has {text}; at 8 bits it must be int8 with one scale per row")
     return out
