@@ -174,10 +174,10 @@ def embed_texts(
     start, reported = 0, InputProblems()
     sizes = () if model.packed_outputs is None else (DEVICE_CHUNK_TEXTS, DEVICE_CHUNK_TEXTS)
     for chunk in text_chunks(texts, *sizes):
-        with collect_problems() as found:
+        with collect_problems() as problems:
             windows = split_texts(model, chunk, options, start)
-        report_problems(found[0], reported)
-        reported += found[0]
+        report_problems(problems[0], reported)
+        reported += problems[0]
         if rule is None:
             yield from embed_windows(model, windows, options)
         else:
@@ -336,10 +336,10 @@ def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions
     """Texts with their prompt as windows of token ids; `start` is the index of the first text in the input, for
     errors.
     """
-    whole = [
+    shortened = [
         shorten(model, index, options.prompt + text, options.long_texts) for index, text in enumerate(texts, start)
     ]
-    ids = model.tokenizer.ids_batch(whole)
+    ids = model.tokenizer.ids_batch(shortened)
     report_problems(find_problems(model.tokenizer, texts, ids))
     return split_tokens(model, ids, options.long_texts, start)
 

@@ -100,8 +100,8 @@ def target_embedding(config: AlbertConfig, weights: graphs.Weights, max_level: i
     """
     position_name, segment_name = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
     table = as_float(weights[position_name])
-    both = {position_name: np.zeros_like(table), segment_name: table + as_float(weights[segment_name])[1]}
-    return graphs.embedding_graph(config, {**weights, **both}, max_level)
+    tables = {position_name: np.zeros_like(table), segment_name: table + as_float(weights[segment_name])[1]}
+    return graphs.embedding_graph(config, {**weights, **tables}, max_level)
 
 
 # Reading and stepping --------------------------------------------------------------------------------------------
@@ -311,8 +311,8 @@ def generate(
     sources = task.sources(short, model.tokenizer, length)
     problems = find_problems(model.tokenizer, short, sources)
     examples = [RewriteExample(text) for text in short]
-    cut, room = len(task.find_truncated(examples, (), model.tokenizer, length)), task.text_room(length)
-    report_problems(replace(problems, truncated=cut, limit=room, longest=model.max_tokens - length + room))
+    truncated, room = len(task.find_truncated(examples, (), model.tokenizer, length)), task.text_room(length)
+    report_problems(replace(problems, truncated=truncated, limit=room, longest=model.max_tokens - length + room))
     report_untrained_depth(model, depth)
     max_tokens = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)

@@ -90,10 +90,10 @@ class TorchEngine:
         self.is_gpu = self.device.startswith("cuda")
         dtypes = {"bf16": self.torch.bfloat16, "float16": self.torch.float16}
         self.dtype = dtypes.get(precision, self.torch.float32)
-        known = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
+        model_weights = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
         self.config, self.threads = config, self.torch.get_num_threads()
         try:
-            self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device, self.dtype)
+            self.model = AlbertModel.from_artifact(Artifact(config, model_weights)).to(self.device, self.dtype)
         except (RuntimeError, AssertionError) as error:
             raise AlbertkitError(f"torch cannot use device {device!r}: {short_reason(error)}") from None
         self.token_budget = GPU_TOKENS if self.is_gpu else TOKEN_BUDGET
