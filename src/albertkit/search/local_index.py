@@ -152,18 +152,18 @@ class LocalIndex(Index):
                 self._words.add(slot, record.text)
                 changed_vectors[slot] = vectors[record.text]
         self._blocks.write(changed_vectors)
-        seen = "INSERT OR IGNORE INTO seen SELECT slot FROM texts WHERE id = ?"
-        self._sql.executemany(seen, [(id,) for id in group])
+        mark_seen = "INSERT OR IGNORE INTO seen SELECT slot FROM texts WHERE id = ?"
+        self._sql.executemany(mark_seen, [(id,) for id in group])
         return changed
 
     def _vectors(self, texts: Iterable[str], new: dict[str, StoredVector]) -> dict[str, StoredVector]:
         """The vector of each text: from the index if it contains an equal text, otherwise a new one."""
         slots = {text: self._find_text(text) for text in texts}
-        known = self._blocks.read(slot for slot in slots.values() if slot is not None)
+        stored = self._blocks.read(slot for slot in slots.values() if slot is not None)
         missing = [text for text, slot in slots.items() if slot is None and text not in new]
         if missing:  # deleted by another program
             new = new | self._embed(missing)
-        return {text: new[text] if slot is None else known[slot] for text, slot in slots.items()}
+        return {text: new[text] if slot is None else stored[slot] for text, slot in slots.items()}
 
     def _slots(self, count: int) -> Iterator[int]:
         """Slots for new rows: first those of deleted rows, then new ones at the end."""
