@@ -130,7 +130,7 @@ class AnswerTask(Task):
         spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for table, feature in zip(scores, features, strict=True):
             spans[feature.example] += self._best_spans(np.asarray(table, np.float64), feature.offsets or [])
-        return [self._result(own, example.context) for own, example in zip(spans, examples, strict=True)]
+        return [self._result(indices, example.context) for indices, example in zip(spans, examples, strict=True)]
 
     def _best_spans(self, scores: np.ndarray, offsets: Sequence[tuple[int, int]]) -> list[tuple[float, int, int]]:
         """The best (score, start, end) of one window, over all pairs of tokens."""
@@ -141,11 +141,11 @@ class AnswerTask(Task):
         last = np.concatenate([np.where(is_context, scores[:, 1], -inf), np.full(width - 1, -inf)])
         windows = np.lib.stride_tricks.sliding_window_view(last, width)
         flat = (first[:, None] + windows).ravel()  # (tokens, width): from token i to i + j
-        kept = np.argpartition(-flat, self.n_best)[: self.n_best] if len(flat) > self.n_best else np.arange(len(flat))
+        best = np.argpartition(-flat, self.n_best)[: self.n_best] if len(flat) > self.n_best else np.arange(len(flat))
         none = 0.0 if self.threshold is None else float(scores[0].sum())
         return [
             (float(flat[i]) - none, int(edges[i // width, 0]), int(edges[i // width + i % width, 1]))
-            for i in kept
+            for i in best
             if flat[i] > -inf
         ]
 
@@ -160,9 +160,9 @@ class AnswerTask(Task):
             by_text.setdefault(text, AnswerResult(text, start, end, score, 0.0))
         answers = list(by_text.values())
         if self.threshold is not None or not answers:
-            least = self.threshold or 0.0
-            rank = sum(answer.score > least for answer in answers)
-            answers.insert(rank, AnswerResult("", 0, 0, least, 0.0))
+            threshold = self.threshold or 0.0
+            rank = sum(answer.score > threshold for answer in answers)
+            answers.insert(rank, AnswerResult("", 0, 0, threshold, 0.0))
         weights = np.exp(np.array([answer.score - answers[0].score for answer in answers]))
         probabilities = (weights / weights.sum()).tolist()
         answers = [replace(answer, probability=p) for answer, p in zip(answers, probabilities, strict=True)]

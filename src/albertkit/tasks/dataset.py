@@ -163,7 +163,7 @@ def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "count
     names = {"label": task.labels, "intent": getattr(task, "intents", ())}
     if isinstance(examples[0] if examples else None, TaggedExample):
         names["entity"] = tuple(label[2:] for label in task.labels if label != "O")
-    known = Counter((kind, name) for kind, own in names.items() for name in own)
+    known = Counter((kind, name) for kind, label_set in names.items() for name in label_set)
     if getattr(task, "min_probability", 0):
         known["label", OUT_OF_SCOPE] += 1
     kinds = {kind for kind, _ in known}

@@ -94,10 +94,10 @@ class TagTask(Task):
     setting_names = ("overlap",)
 
     def __post_init__(self) -> None:
-        odd = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
-        if odd or "O" not in self.labels:
-            found = f"labels contain {odd[0]!r}" if odd else "labels do not contain 'O'"
-            raise AlbertkitError(f"{found}. Use IOB2 labels such as O, B-PER, I-PER.")
+        malformed = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
+        if malformed or "O" not in self.labels:
+            problem = f"labels contain {malformed[0]!r}" if malformed else "labels do not contain 'O'"
+            raise AlbertkitError(f"{problem}. Use IOB2 labels such as O, B-PER, I-PER.")
         if self.overlap < 0:
             raise AlbertkitError(f"overlap={self.overlap} is negative. Pass 0 or more tokens.")
 
