@@ -112,9 +112,9 @@ def unshared_parameters(config: AlbertConfig) -> int:
     """Parameters of BERT in the same shape: a V·H embedding, and the weights of a layer L times."""
     if config.options.static:
         return size(encoder_shapes(config))
-    whole = config.replace(embedding_size=config.hidden_size)
+    unfactorized = config.replace(embedding_size=config.hidden_size)
     layers = sum(size(layer_shapes(config, "layer", wide)) for wide in ffn_sizes(config)) * config.inner_group_num
-    tables = {n: s for n, s in embedding_shapes(whole).items() if ".projection." not in n}
+    tables = {n: s for n, s in embedding_shapes(unfactorized).items() if ".projection." not in n}
     return size(tables) + layers + size(encoder_shapes(config)) - size(encoder_shapes(config, pooler=False))
 
 

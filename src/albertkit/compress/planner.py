@@ -295,12 +295,12 @@ def propose(
     fitting = sorted((p for p in proposals if p.fits), key=lambda p: (p.candidate.loss, p.latency))
     if not fitting:
         return sorted(proposals, key=excess)[:3]
-    chosen: list[Proposal] = []
+    front: list[Proposal] = []
     for proposal in fitting:  # dominated candidates are not measured
-        if not any(_is_no_worse(costs(better), costs(proposal)) for better in chosen):
-            chosen.append(proposal)
-    tables = [proposal for proposal in chosen[request.count :] if proposal.candidate.is_static]
-    return [*chosen[: request.count - len(tables)], *tables]  # a static model is always shown, since it differs most
+        if not any(_is_no_worse(costs(better), costs(proposal)) for better in front):
+            front.append(proposal)
+    tables = [proposal for proposal in front[request.count :] if proposal.candidate.is_static]
+    return [*front[: request.count - len(tables)], *tables]  # a static model is always shown, since it differs most
 
 
 def measure_candidates(
@@ -358,8 +358,8 @@ def pareto_front(proposals: Sequence[Proposal]) -> list[Proposal]:
     all_costs = [costs(proposal) for proposal in proposals]
     return [
         proposal
-        for proposal, own in zip(proposals, all_costs, strict=True)
-        if not any(other != own and _is_no_worse(other, own) for other in all_costs)
+        for proposal, cost in zip(proposals, all_costs, strict=True)
+        if not any(other != cost and _is_no_worse(other, cost) for other in all_costs)
     ]
 
 

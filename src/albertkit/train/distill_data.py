@@ -131,14 +131,14 @@ class DistillData:
 
     def texts(self) -> list[str]:
         """The first training texts, where examples contain one."""
-        found = []
+        texts = []
         for example in self.train[:4096]:
             text = example
             if not isinstance(example, str):
                 text = getattr(example, "text", None) or getattr(example, "context", None)
             if isinstance(text, str) and text.strip():
-                found.append(text)
-        return found
+                texts.append(text)
+        return texts
 
 
 def data_for_model(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:

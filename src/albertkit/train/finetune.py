@@ -123,11 +123,11 @@ def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, 
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}. Choose one of {', '.join(TASKS)}.")
     learning, reading = ({field.name for field in dataclasses.fields(c)} for c in (FinetuneSettings, ReadOptions))
-    known = (*sorted(learning | reading), *TASKS[task].setting_names)
-    unknown = next((name for name in options if name not in known), None)
+    option_names = (*sorted(learning | reading), *TASKS[task].setting_names)
+    unknown = next((name for name in options if name not in option_names), None)
     if unknown is not None:
-        hint = nearest(unknown, known)
-        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}. Choose one of {', '.join(known)}.")
+        hint = nearest(unknown, option_names)
+        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}. Choose one of {', '.join(option_names)}.")
     settings, read = ({n: value for n, value in options.items() if n in names} for names in (learning, reading))
     task_options = {name: value for name, value in options.items() if name not in learning | reading}
     return settings, ReadOptions(**read), task_options  # type: ignore[arg-type]
@@ -169,8 +169,8 @@ def finetune_examples(
                 f"shots={settings.shots} is not available: {task} has no classes to draw from. Omit --shots."
             )
         train = draw_shots(train, settings.shots, settings.seed)
-    made = _make_task(task, train, settings, head, task_options)
-    return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
+    training_task = _make_task(task, train, settings, head, task_options)
+    return run_seeds(FinetuneJob(training_task, artifact, train, dev, output, settings), log)
 
 
 def _check_frozen(
