@@ -78,13 +78,13 @@ def bulk(
     """Run a task (embed, classify or tag) for every input row that the output folder does not contain yet."""
     began = time.perf_counter()
     check_choice("task", task, TASKS)
-    found = find_inputs(inputs, options.text_column)
-    format = choose_format(task, found, options.format)
+    input_files = find_inputs(inputs, options.text_column)
+    format = choose_format(task, input_files, options.format)
     job = BulkJob(task, output, options, hash_model(options.model), format, root=str(Path.cwd()))
     check_job(job)
     if engine is run_local and options.device != "cpu":  # a cluster has its devices on other machines
         check_device(options.device)
-    with OutputFolder(job, found) as folder:
+    with OutputFolder(job, input_files) as folder:
         table, files = folder.open(progress)
         total, (finished, damaged) = int(table["rows"].sum()), folder.earlier_parts(table)
         rows = before = int(table["rows"][finished].sum())

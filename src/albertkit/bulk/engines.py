@@ -234,7 +234,7 @@ def _start_devices(ray: Any, job: BulkJob) -> list[Any]:
 
 def _free_gpus(ray: Any, device: str) -> int:
     """The number of GPUs that no other program of the cluster uses; an actor for another one would wait for it."""
-    total, free = (int(found.get("GPU", 0)) for found in (ray.cluster_resources(), ray.available_resources()))
+    total, free = (int(resources.get("GPU", 0)) for resources in (ray.cluster_resources(), ray.available_resources()))
     if not total:
         raise AlbertkitError(f"device={device!r} is not available: Ray finds no GPU. Omit device.")
     if not free:
@@ -257,7 +257,7 @@ def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str 
         remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(PartActor)
         devices = _start_devices(ray, job)
         outputs = [RayOutputs(devices[number % len(devices)]) if devices else None for number in range(workers)]
-        actors = [remote.remote(job, one) for one in outputs]
+        actors = [remote.remote(job, output) for output in outputs]
         calls: dict[Any, tuple[Any, WorkPart | None]] = {actor.run.remote(None): (actor, None) for actor in actors}
         try:
             while has_more or any(part is not None for _, part in calls.values()):

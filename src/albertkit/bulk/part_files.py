@@ -164,8 +164,8 @@ class ParquetPart:
             is_missing = arrow.array([vector is None for vector in results], arrow.bool_())
             kind = arrow.list_(arrow.from_numpy_dtype(empty.dtype), len(empty))
             return {"vector": arrow.FixedSizeListArray.from_arrays(arrow.array(flat), type=kind, mask=is_missing)}
-        whole, real, text = arrow.int64(), arrow.float64(), arrow.string()
-        span = arrow.struct({"start": whole, "end": whole, "label": text, "score": real})
+        integer, real, text = arrow.int64(), arrow.float64(), arrow.string()
+        span = arrow.struct({"start": integer, "end": integer, "label": text, "score": real})
         label = {"multi": arrow.list_(text), "regression": real}.get(content.label_kind, text)
         kinds = {"spans": arrow.list_(span), "label": label, "probability": real}
         fields = [content.fields(result) for result in results]

@@ -123,7 +123,7 @@ class PartWorker:
         target = f"{self.folder}/{name}"
         try:
             with open_output(self.storage, target, f"{self.folder}/{checksum_name(name)}") as file:
-                with collect_problems() as found:
+                with collect_problems() as problems:
                     rows, bad_rows = self._write(file, part)
                 if rows != part.rows:
                     raise AlbertkitError(
@@ -134,7 +134,7 @@ class PartWorker:
                 f"writing {target} failed: {error.strerror or error}. Fix this, then rerun the command to resume "
                 "after the finished parts."
             ) from None
-        return PartResult(rows, bad_rows, sum(found, InputProblems()))
+        return PartResult(rows, bad_rows, sum(problems, InputProblems()))
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""

@@ -260,8 +260,8 @@ def distill(
     teacher = teachers.folders[0]
     metadata = open_stored(teacher).metadata if is_albert(teacher) else ArtifactMetadata()
     task = "embed" if metadata.task == "embed" else "pretrain"
-    own = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
-    student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), own)
+    student_metadata = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
+    student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), student_metadata)
     settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
     job = DistillJob(teachers, student, examples, settings, training, values["max_length"], values["max_unknown"])
     print_trained(run(job, output, resume, log, progress_bar=sys.stderr.isatty()))

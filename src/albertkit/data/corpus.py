@@ -239,13 +239,13 @@ class CorpusBuilder:
         counts["bad_lines"] += documents.bad_lines
         counts["unknown"] += documents.unknown
         counts["tokens_read"] += len(documents.tokens)
-        chosen = {
+        masks = {
             split: _select_documents(documents, new & long & (held_out == (split == "held-out"))) for split in SPLITS
         }
-        for part in chosen.values():
+        for part in masks.values():
             counts["sentences"] += len(part.sentences)
             counts["tokens"] += len(part.tokens)
-        return chosen
+        return masks
 
     def _check_unknown(self, least: int) -> None:
         """Stop if the vocabulary does not fit the text."""

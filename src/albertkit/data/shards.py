@@ -226,18 +226,18 @@ class ShardWriter:
         """Add documents, and write each full shard. A document above the capacity gets a separate shard."""
         sentence_ends = np.cumsum(np.concatenate([[0], documents.documents]))
         token_ends = np.concatenate([[0], np.cumsum(documents.sentences)])[sentence_ends]  # of each document; 0 first
-        at = 0
-        while at < len(documents.documents):
-            stop = int(np.searchsorted(token_ends, token_ends[at] + self.capacity - self.used, "right")) - 1
-            if stop <= at and self.used:
+        position = 0
+        while position < len(documents.documents):
+            stop = int(np.searchsorted(token_ends, token_ends[position] + self.capacity - self.used, "right")) - 1
+            if stop <= position and self.used:
                 self.finish_shard()
                 continue
-            stop = max(stop, at + 1)
-            tokens = documents.tokens[token_ends[at] : token_ends[stop]]
-            sentences = documents.sentences[sentence_ends[at] : sentence_ends[stop]]
-            self.parts.append(DocumentArrays(tokens, sentences, documents.documents[at:stop]))
+            stop = max(stop, position + 1)
+            tokens = documents.tokens[token_ends[position] : token_ends[stop]]
+            sentences = documents.sentences[sentence_ends[position] : sentence_ends[stop]]
+            self.parts.append(DocumentArrays(tokens, sentences, documents.documents[position:stop]))
             self.used += len(tokens)
-            at = stop
+            position = stop
 
     def finish_shard(self) -> None:
         """Write the pending documents as a shard, if there are any, and start the next."""

@@ -69,12 +69,12 @@ class AlbertModel(nn.Module):
         first_only: see `Encoder.forward`; for heads that read the pooler.
         """
         encoded = self.encoder(batch, depth=depth, keep_layers=keep_layers, first_only=first_only)
-        chosen = list(self.heads) if heads is None else list(heads)
-        for name in chosen:
+        names = list(self.heads) if heads is None else list(heads)
+        for name in names:
             if name not in self.heads:
                 raise AlbertkitError(f"this model has no head {name!r}. It has: {', '.join(self.heads) or 'none'}.")
         extra = inputs or {}
-        return ModelOutput(encoded, {name: self.heads[name](encoded, **extra.get(name, {})) for name in chosen})
+        return ModelOutput(encoded, {name: self.heads[name](encoded, **extra.get(name, {})) for name in names})
 
     @classmethod
     def from_artifact(
@@ -295,16 +295,16 @@ class CustomHead(nn.Module):
         return ClassLogits(scores.view(-1, choices) if self.name == "choose" else scores)
 
 
-def pool(encoded: EncoderOutput, how: str = "mean") -> Tensor:
+def pool(encoded: EncoderOutput, pooling: str = "mean") -> Tensor:
     """Sentence vectors (texts, H)."""
-    check_choice("pooling", how, POOLINGS)
-    if how == "pooler":
+    check_choice("pooling", pooling, POOLINGS)
+    if pooling == "pooler":
         if encoded.pooled is None:
             raise AlbertkitError("pooling='pooler' is not available: there is no pooler. Choose mean, cls or max.")
         return encoded.pooled
-    if how == "cls":
+    if pooling == "cls":
         return encoded.batch.first(encoded.hidden)
     texts = encoded.hidden.split(list(encoded.batch.lengths))
-    if how == "mean":
+    if pooling == "mean":
         return torch.stack([text.mean(0) for text in texts])
     return torch.stack([text.amax(0) for text in texts])
