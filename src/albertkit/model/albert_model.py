@@ -295,16 +295,16 @@ class CustomHead(nn.Module):
         return ClassLogits(scores.view(-1, choices) if self.name == "choose" else scores)
 
 
-def pool(encoded: EncoderOutput, pooling: str = "mean") -> Tensor:
+def pool(encoded: EncoderOutput, how: str = "mean") -> Tensor:
     """Sentence vectors (texts, H)."""
-    check_choice("pooling", pooling, POOLINGS)
-    if pooling == "pooler":
+    check_choice("pooling", how, POOLINGS)
+    if how == "pooler":
         if encoded.pooled is None:
             raise AlbertkitError("pooling='pooler' is not available: there is no pooler. Choose mean, cls or max.")
         return encoded.pooled
-    if pooling == "cls":
+    if how == "cls":
         return encoded.batch.first(encoded.hidden)
     texts = encoded.hidden.split(list(encoded.batch.lengths))
-    if pooling == "mean":
+    if how == "mean":
         return torch.stack([text.mean(0) for text in texts])
     return torch.stack([text.amax(0) for text in texts])
