@@ -123,7 +123,9 @@ def _work(pipe: Connection, job: BulkJob) -> None:
     while True:
         try:
             part = pipe.recv()
-            worker = worker or _open_worker(job)
+            if worker is None:
+                client = DeviceClient(job.device_address, job.options.device) if job.device_address else None
+                worker = PartWorker(job, client)
             result = worker(part)
         except (EOFError, OSError):
             return
@@ -132,11 +134,6 @@ def _work(pipe: Connection, job: BulkJob) -> None:
         except BaseException:
             result = traceback.format_exc()
         pipe.send(result)
-
-
-def _open_worker(job: BulkJob) -> PartWorker:
-    """A worker of this machine, connected to the device of the job."""
-    return PartWorker(job, DeviceClient(job.device_address, job.options.device) if job.device_address else None)
 
 
 # Ray ----------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from albertkit.serve.request_texts import (
     Text,
     characters,
     features_of_group,
-    normalized_characters,
+    normalized_length,
     split_into_windows,
 )
 from albertkit.serve.response_size import OBJECT_MEMORY, PREDICTION_BYTES, text_bytes, vector_bytes
@@ -198,7 +198,6 @@ class RequestContext:
 
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization. Its time, and that in the queue, count for the deadline."""
-
         await self.acquire_response_lock()
 
         def call() -> tuple[T, list[InputProblems]]:
@@ -229,7 +228,7 @@ class RequestContext:
         """The characters of texts or examples; rejects those with too many, also after normalization."""
         most, sizes = self.settings.max_characters, [characters(item) for item in items]
         if max(sizes, default=0) <= most and sum(sizes) * MAX_EXPANSION > min(most, GROUP_CHARACTERS):
-            sizes = await self.run_tokenizer(lambda: [normalized_characters(item) for item in items])
+            sizes = await self.run_tokenizer(lambda: [characters(item, normalized_length) for item in items])
         for place, size in enumerate(sizes):
             if size > most and not isinstance(items[place], list):
                 raise HttpError(413, f"text {place} has {size:,} characters; send at most {most:,} per text. Split it.")

@@ -84,13 +84,10 @@ class Unigram:
         unit_tokens = self._find(chain.from_iterable(units))
         for word, text, parts in zip(new, normalized, units, strict=True):
             ids = [i for unit in parts for i in unit_tokens[unit][0]]
-            cache[word] = tuple(self._split_commas(ids) if "," in text else ids)
+            if "," in text:
+                ids = [part for i in ids for part in self.digit_comma_splits.get(i, ([i], [-1]))[0]]
+            cache[word] = tuple(ids)
         return cache
-
-    def _split_commas(self, ids: list[int]) -> list[int]:
-        """Ids with the digit-comma rule."""
-        splits = self.digit_comma_splits
-        return [part for i in ids for part in (splits[i][0] if i in splits else (i,))]
 
     def spans(self, texts: Sequence[str]) -> list[TokenSpans]:
         """The tokens of many texts with their offsets."""
