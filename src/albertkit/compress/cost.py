@@ -271,16 +271,14 @@ class PlanCandidate:
 def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
     """For a shape without weights: the shape and all cheaper presets, at every depth and in all formats."""
     shapes = {name: config} | {other: preset(other) for other in PRESETS if other != name and not other.endswith("-zh")}
-    candidates = []
+    plans = []
     for other, shape in shapes.items():
         if _total_operations(shape) <= _total_operations(config):
             for depth in DEPTH_SHARES:
                 smaller = _shallower(shape, depth)
                 loss = math.log2(_total_operations(config) / _total_operations(smaller))
-                candidates += [
-                    PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS
-                ]
-    return _distinct(candidates)
+                plans += [PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+    return _distinct(plans)
 
 
 def model_candidates(
@@ -296,7 +294,7 @@ def model_candidates(
     quality: by depth, the agreement of the output with that of all layers, which is low at untrained depths.
     static: False for a model with a task, which a static model cannot replace.
     """
-    candidates = []
+    plans = []
     for depth in DEPTH_SHARES:
         shallow = _shallower(config, depth)
         layers = shallow.num_hidden_layers
@@ -308,13 +306,11 @@ def model_candidates(
                 ffn = 1.0
             pruned = pruned_config(shallow, share, ffn)
             loss = depth_loss + 0.5 * math.log2(_total_operations(shallow) / _total_operations(pruned))
-            candidates += [
-                PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS
-            ]
+            plans += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS]
     if static:
         table = static_config(config, config.vocab_size, min(STATIC_DIM, config.hidden_size))
-        candidates.append(PlanCandidate(name, table, 32, config, 9.0))
-    return _distinct(candidates)
+        plans.append(PlanCandidate(name, table, 32, config, 9.0))
+    return _distinct(plans)
 
 
 def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConfig:

@@ -86,7 +86,6 @@ def _with_text_labels(examples: list[Any], train: Sequence[Any]) -> list[Any]:
     """The examples with integer classes as text; integers among the values of a regression stay numbers."""
     if any(isinstance(getattr(example, "label", None), float) for example in (train[0], examples[0])):
         return examples
-
     return [replace(e, label=_as_text(e.label)) if isinstance(e, TextExample) else e for e in examples]
 
 

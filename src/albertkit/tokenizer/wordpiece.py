@@ -180,7 +180,9 @@ def join_tokens(tokens: Iterable[str]) -> str:
     """The text of tokens: a space before each word, and none before punctuation and contractions."""
     parts = []
     for number, token in enumerate(tokens):
-        part = token.replace(INSIDE, "", 1) if token.startswith(INSIDE) and number else f" {token}" if number else token
+        part = token
+        if number:
+            part = token.removeprefix(INSIDE) if token.startswith(INSIDE) else f" {token}"
         for old, new in CONTRACTIONS:
             part = part.replace(old, new)
         parts.append(part)

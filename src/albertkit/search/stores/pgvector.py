@@ -268,17 +268,15 @@ class PgvectorIndex(StoreIndex):
 
     def _nearest(self, queries: np.ndarray, k: int, exact: bool) -> list[Ranked]:
         candidates = max(CANDIDATES[0], 2 * k)
-        ranked_lists = [] if exact or candidates > CANDIDATES[1] else self._nearest_in_graph(queries, k, candidates)
-        if ranked_lists and all(len(ranked) == k for ranked in ranked_lists):
-            return ranked_lists
+        if not exact and candidates <= CANDIDATES[1]:
+            self._run(f"SET LOCAL hnsw.ef_search = {int(candidates)}")
+            ranked_lists = self._nearest_rows(queries, k)
+            if all(len(ranked) == k for ranked in ranked_lists):
+                return ranked_lists
         self._run("SET LOCAL enable_indexscan = off")  # fewer than k texts, or many deleted ones in the graph
         ranked_lists = self._nearest_rows(queries, k)
         self._run("SET LOCAL enable_indexscan = on")
         return ranked_lists
-
-    def _nearest_in_graph(self, queries: np.ndarray, k: int, candidates: int) -> list[Ranked]:
-        self._run(f"SET LOCAL hnsw.ef_search = {int(candidates)}")
-        return self._nearest_rows(queries, k)
 
     def _nearest_rows(self, queries: np.ndarray, k: int) -> list[Ranked]:
         statement = "SELECT embedding <=> %s::halfvec AS distance, slot FROM {table} ORDER BY distance LIMIT %s"

@@ -76,7 +76,9 @@ class Table:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return len(self.names) if self.names is not None else len(self.rows[0][1]) if self.rows else 0
+        if self.names is not None:
+            return len(self.names)
+        return len(self.rows[0][1]) if self.rows else 0
 
     @property
     def places(self) -> dict[str, int]:
