@@ -265,10 +265,8 @@ def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
     if _has_one_class([groups[number] for number in held_out], groups):
         held_out = set(range(0, len(groups), 11))  # the classes alternate in this file
     held_out = _keep_every_class(held_out, groups)
-    splits: tuple[list[Any], list[Any]] = [], []
-    for number, group in enumerate(groups):
-        splits[number in held_out].extend(group)
-    return splits
+    train = [example for number, group in enumerate(groups) if number not in held_out for example in group]
+    return train, [example for number in sorted(held_out) for example in groups[number]]
 
 
 def _keep_every_class(held_out: set[int], groups: Sequence[Sequence[Any]]) -> set[int]:
