@@ -79,9 +79,9 @@ def draw_passages(
     question_mark: int | None,
     shares: PassageShares,
     seed: int = 0,
-    more: Sequence[Sequence[int]] = (),
+    extra_texts: Sequence[Sequence[int]] = (),
 ) -> Passages:
-    """Distinct texts of all kinds from all shards, and the texts in `more`, as ids."""
+    """Distinct texts of all kinds from all shards, and the texts in `extra_texts`, as ids."""
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     offset = 0
@@ -104,8 +104,8 @@ def draw_passages(
     texts = gather_spans(whole, begin, length)
     chosen = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
     variants = exchange_words(whole, words, words_by_size, begin[chosen], length[chosen], rng)
-    extra = np.fromiter((token for text in more for token in text), texts.dtype)
-    extra_lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
+    extra = np.fromiter((token for text in extra_texts for token in text), texts.dtype)
+    extra_lengths = np.fromiter((len(text) for text in extra_texts), np.int64, len(extra_texts))
     tokens, lengths = np.concatenate([texts, variants, extra]), np.concatenate([length, length[chosen], extra_lengths])
     order = np.argsort(lengths, kind="stable")
     begin, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]

@@ -145,8 +145,8 @@ def _find_runs(
         if tail.any():  # a remainder too short for a row is extended to the left
             first = np.searchsorted(starts, end[tail] - width, side="right") - 1
             add(first, np.searchsorted(ends, end[tail]), True)
-        more = left >= width
-        first_sentence, end = stop[more] + 1, end[more]
+        continues = left >= width
+        first_sentence, end = stop[continues] + 1, end[continues]
     return _concatenate(runs)
 
 

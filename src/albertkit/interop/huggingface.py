@@ -149,14 +149,14 @@ def add_public_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     prefix = encoder_prefix(tensors)
     parts = ("embeddings.", "encoder.embedding_hidden_mapping_in.", "encoder.albert_layer_groups.", "pooler.")
-    out: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, array in tensors.items():
         tail = name.removeprefix(prefix)
         if name.startswith(prefix) and tail.startswith(parts):
-            out["albert." + tail] = array
+            renamed["albert." + tail] = array
         elif prefix in ("", "albert."):
-            out[name] = array
-    return out
+            renamed[name] = array
+    return renamed
 
 
 def translate(
@@ -167,15 +167,15 @@ def translate(
 ) -> dict[str, Tensor]:
     """Rename tensors to our names; an unknown name is an error, since dropping a tensor would change the model."""
     ours = {column(name): name for name in table}
-    out: dict[str, Tensor] = {}
+    translated: dict[str, Tensor] = {}
     for foreign, array in tensors.items():
         if foreign in ours:
-            out[ours[foreign].ours] = array
+            translated[ours[foreign].ours] = array
         elif foreign not in unused:
             raise AlbertkitError(
                 f"tensor {foreign!r} is not part of ALBERT, so the file cannot be converted without changing the model"
             )
-    return out
+    return translated
 
 
 def from_state_dict(

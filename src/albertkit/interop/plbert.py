@@ -65,13 +65,13 @@ def _artifact(path: Path, tensors: Tensors, layers: int) -> Artifact:
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> Tensors:
     """Nested dicts (`{"net": {…}}`, `{"bert": {…}}`) to one level; only tensors are kept."""
-    out: Tensors = {}
+    flat: Tensors = {}
     for key, value in data.items():
         if isinstance(value, dict):
-            out |= _flatten(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         elif isinstance(value, StoredTensor):
-            out[prefix + key] = value
-    return out
+            flat[prefix + key] = value
+    return flat
 
 
 def _shape(tensors: Tensors) -> dict[str, int]:

@@ -44,13 +44,13 @@ def _list_modules(folder: Path) -> list[tuple[str, Path]]:
         raise AlbertkitError(f"{folder / MODULES} is not valid JSON; copy it again") from None
     if not isinstance(listed, list) or not all(isinstance(m, dict) for m in listed):
         raise AlbertkitError(f"{folder / MODULES} must be a list of modules; copy it again")
-    out = []
+    modules = []
     for module in listed:
         path = str(module.get("path", ""))
         if Path(path).name != path or path.startswith("."):
             raise AlbertkitError(f"{folder / MODULES} names the folder {path!r}; only plain names are allowed")
-        out.append((str(module.get("type", "")).split(".")[-1], folder / path if path else folder))
-    return out
+        modules.append((str(module.get("type", "")).split(".")[-1], folder / path if path else folder))
+    return modules
 
 
 def read_modules(folder: Path) -> tuple[Path, str, bool]:

@@ -207,10 +207,10 @@ def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float]
     if not np.isfinite(uncertainty).all():
         return None
     table = np.stack([np.ones(len(uncertainty)), np.log(uncertainty + SMALL)], 1)
-    wrong, coefficients, ridge = 1.0 - agrees, np.zeros(2), np.array([0.1, 0.1])
+    disagrees, coefficients, ridge = 1.0 - agrees, np.zeros(2), np.array([0.1, 0.1])
     for _ in range(50):
         probabilities = 1 / (1 + np.exp(-np.clip(table @ coefficients, -30, 30)))
-        gradient = table.T @ (probabilities - wrong) + ridge * coefficients
+        gradient = table.T @ (probabilities - disagrees) + ridge * coefficients
         curvature = (table * (probabilities * (1 - probabilities))[:, None]).T @ table + np.diag(ridge)
         step = np.linalg.solve(curvature, gradient)
         step *= min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
@@ -220,16 +220,16 @@ def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float]
     return float(coefficients[0]), float(coefficients[1])
 
 
-def lower_bound(right: int, count: int) -> float:
-    """Clopper and Pearson's lower bound of a share, given `right` successes out of `count`.
+def lower_bound(successes: int, count: int) -> float:
+    """Clopper and Pearson's lower bound of a share, given `successes` out of `count`.
 
     >>> round(lower_bound(299, 299), 4), round(lower_bound(290, 300), 4)
     (0.99, 0.9441)
     """
-    if right <= 0:
+    if successes <= 0:
         return 0.0
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
-    misses = np.arange(count - right + 1)
+    misses = np.arange(count - successes + 1)
     combinations = logs[count] - logs[misses] - logs[count - misses]
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -137,11 +137,11 @@ class KeyValueCache:
         """The number of cached positions."""
         return self.source + self.generated
 
-    def attention_bias(self, new: int) -> np.ndarray:
+    def attention_bias(self, new_tokens: int) -> np.ndarray:
         """Added to the attention scores of new tokens: excludes padding of sources, and later tokens."""
-        table = np.zeros((len(self.lengths), 1, new, self.past + new), np.float32)
+        table = np.zeros((len(self.lengths), 1, new_tokens, self.past + new_tokens), np.float32)
         table[:, :, :, : self.source] = padding_bias(self.lengths, self.source)
-        table[:, :, :, self.past :] = np.triu(np.full((new, new), EXCLUDED), 1)
+        table[:, :, :, self.past :] = np.triu(np.full((new_tokens, new_tokens), EXCLUDED), 1)
         return table
 
 
@@ -193,10 +193,10 @@ class TextGenerator:
         """Log-probabilities of the next token (texts, V), after the token `last` (texts,); None for the first."""
         masks = np.full(len(cache.lengths), self.mask, np.int64)
         ids = masks[:, None] if last is None else np.stack([last, masks], 1)
-        new = ids.shape[1]
-        positions = cache.lengths[:, None] + cache.generated + np.arange(new)
+        new_tokens = ids.shape[1]
+        positions = cache.lengths[:, None] + cache.generated + np.arange(new_tokens)
         (hidden,) = self._embedding.run(None, {"ids": ids, "segments": positions})
-        bias, past = cache.attention_bias(new), cache.past
+        bias, past = cache.attention_bias(new_tokens), cache.past
         for number, use in enumerate(self.layer_sessions(depth)):
             keys, values = cache.keys[number], cache.values[number]
             inputs = {"hidden": hidden, "keys": keys[:, :past], "values": values[:, :past], "bias": bias}

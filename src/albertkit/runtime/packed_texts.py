@@ -52,9 +52,9 @@ class PackedTexts:
             ("number of tokens", self.lengths, 1, positions),
         ):
             if values is not None and len(values) and not lowest <= int(values.min()) <= int(values.max()) <= highest:
-                wrong = int(values.min()) if int(values.min()) < lowest else int(values.max())
+                invalid = int(values.min()) if int(values.min()) < lowest else int(values.max())
                 raise AlbertkitError(
-                    f"a {name} is {wrong}, but this model has {lowest} to {highest}. "
+                    f"a {name} is {invalid}, but this model has {lowest} to {highest}. "
                     "Encode the texts with its tokenizer, truncated to its maximum."
                 )
         if len(self.ids) != int(self.lengths.sum()) or (

@@ -207,9 +207,9 @@ class Index(ABC):
         """Delete records by id, or one record; returns the number of deleted records."""
         check_type("ids", ids, (str, Iterable), "an id, or several in a list")
         id_list = [ids] if isinstance(ids, str) else list(ids)
-        wrong = [name for name in id_list if not isinstance(name, str)]
-        if wrong:
-            raise AlbertkitError(f"the id {wrong[0]!r} is not a string. Pass the ids that the records have.")
+        invalid = [name for name in id_list if not isinstance(name, str)]
+        if invalid:
+            raise AlbertkitError(f"the id {invalid[0]!r} is not a string. Pass the ids that the records have.")
         return self._delete_ids(id_list)
 
     def delete_source(self, source: str) -> int:
@@ -342,8 +342,8 @@ class Index(ABC):
         """The texts that the index does not contain."""
 
     @abstractmethod
-    def _add(self, group: dict[str, Record], new: dict[str, StoredVector]) -> int:
-        """Add or replace records; returns the number of changed ones. new: vectors of texts, from `_embed_new`."""
+    def _add(self, group: dict[str, Record], new_vectors: dict[str, StoredVector]) -> int:
+        """Add or replace records; returns the number of changed ones. new_vectors: of texts, from `_embed_new`."""
 
     def _stored_vectors(self, rows: np.ndarray) -> list[StoredVector]:
         """Unit vectors as the index stores them."""

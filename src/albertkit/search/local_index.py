@@ -131,11 +131,11 @@ class LocalIndex(Index):
         row = self._sql.execute(query, (text_hash(text), text)).fetchone()
         return None if row is None else int(row[0])
 
-    def _add(self, group: dict[str, Record], new: dict[str, StoredVector]) -> int:
+    def _add(self, group: dict[str, Record], new_vectors: dict[str, StoredVector]) -> int:
         query = "SELECT slot, text, source, line FROM texts WHERE id = ?"
         stored_rows = {id: row for id in group if (row := self._sql.execute(query, (id,)).fetchone())}
         changed_texts = (r.text for r in group.values() if r.id not in stored_rows or stored_rows[r.id][1] != r.text)
-        vectors = self._vectors(changed_texts, new)
+        vectors = self._vectors(changed_texts, new_vectors)
         slots = self._slots(len(group) - len(stored_rows))
         changed_vectors, changed = {}, 0
         for record in group.values():
@@ -156,14 +156,14 @@ class LocalIndex(Index):
         self._sql.executemany(mark_seen, [(id,) for id in group])
         return changed
 
-    def _vectors(self, texts: Iterable[str], new: dict[str, StoredVector]) -> dict[str, StoredVector]:
+    def _vectors(self, texts: Iterable[str], new_vectors: dict[str, StoredVector]) -> dict[str, StoredVector]:
         """The vector of each text: from the index if it contains an equal text, otherwise a new one."""
         slots = {text: self._find_text(text) for text in texts}
         stored = self._blocks.read(slot for slot in slots.values() if slot is not None)
-        missing = [text for text, slot in slots.items() if slot is None and text not in new]
+        missing = [text for text, slot in slots.items() if slot is None and text not in new_vectors]
         if missing:  # deleted by another program
-            new = new | self._embed(missing)
-        return {text: new[text] if slot is None else stored[slot] for text, slot in slots.items()}
+            new_vectors = new_vectors | self._embed(missing)
+        return {text: new_vectors[text] if slot is None else stored[slot] for text, slot in slots.items()}
 
     def _slots(self, count: int) -> Iterator[int]:
         """Slots for new rows: first those of deleted rows, then new ones at the end."""

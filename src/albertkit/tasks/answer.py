@@ -256,8 +256,8 @@ def normalize_english(text: str) -> str:
 
 def f1_english(text: str, correct: str) -> float:
     """F1 over words, with their counts."""
-    one, two = normalize_english(text).split(), normalize_english(correct).split()
-    return _f1(sum((Counter(one) & Counter(two)).values()), len(one), len(two))
+    predicted, expected = normalize_english(text).split(), normalize_english(correct).split()
+    return _f1(sum((Counter(predicted) & Counter(expected)).values()), len(predicted), len(expected))
 
 
 def normalize_chinese(text: str) -> str:
@@ -267,15 +267,15 @@ def normalize_chinese(text: str) -> str:
 
 def f1_chinese(text: str, correct: str) -> float:
     """F1 over Chinese characters and other words, by the longest common substring."""
-    one, two = (_CMRC_SEGMENT.findall(normalize_chinese(each)) for each in (text, correct))
-    same = SequenceMatcher(None, one, two, autojunk=False).find_longest_match(0, len(one), 0, len(two)).size
-    return _f1(same, len(one), len(two))
+    predicted, expected = (_CMRC_SEGMENT.findall(normalize_chinese(each)) for each in (text, correct))
+    match = SequenceMatcher(None, predicted, expected, autojunk=False).find_longest_match()
+    return _f1(match.size, len(predicted), len(expected))
 
 
-def _f1(same: int, one: int, two: int) -> float:
-    if not one or not two:
-        return float(one == two)  # both without an answer
-    return 2 * same / (one + two)
+def _f1(common: int, predicted: int, expected: int) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)  # both without an answer
+    return 2 * common / (predicted + expected)
 
 
 def best_threshold(scores: Sequence[float], given: Sequence[float], none: Sequence[float]) -> tuple[float, float]:

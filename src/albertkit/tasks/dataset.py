@@ -146,15 +146,15 @@ def _similar_labels(known: Iterable[LabelName]) -> list[str]:
 def _several_labels(train: Sequence[Any]) -> list[str]:
     """A note if a text has different labels in different examples."""
     labels: dict[Any, Any] = {}
-    wrong = []
+    conflicting = []
     for example in train:
         if isinstance(example, TextExample) and labels.setdefault(_identity(example), example.label) != example.label:
-            wrong.append(example)
-    if not wrong:
+            conflicting.append(example)
+    if not conflicting:
         return []
-    other = labels[_identity(wrong[0])]
-    first = f"{wrong[0].where or 'an example'}: {wrong[0].text!r:.60} has {wrong[0].label!r:.40} and {other!r:.40}"
-    return [f"{count_noun(len(wrong), 'example')} with another label than the same text before; the first: {first}"]
+    first, count = conflicting[0], count_noun(len(conflicting), "example")
+    shown = f"{first.text!r:.60} has {first.label!r:.40} and {labels[_identity(first)]!r:.40}"
+    return [f"{count} with another label than the same text before; the first: {first.where or 'an example'}: {shown}"]
 
 
 def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "counted as missed") -> tuple[str, ...]:
@@ -201,19 +201,19 @@ def _unknown_labels(
     labels: Sequence[tuple[Any, LabelName]], known: Counter[LabelName], owner: str, effect: str = "counted as missed"
 ) -> list[str]:
     """A note on unknown labels; an error if all are unknown. owner: the name of what has the known labels."""
-    new = [(example, label) for example, label in labels if label not in known]
-    if not new:
+    unknown = [(example, label) for example, label in labels if label not in known]
+    if not unknown:
         return []
-    example, (kind, label) = new[0]
+    example, (kind, label) = unknown[0]
     hint = nearest(label, [name for other, name in known if other == kind])
     first = f"{example.where or 'an example'}: {kind} {label!r}{hint}"
-    if len(new) == len(labels):
+    if len(unknown) == len(labels):
         raise AlbertkitError(
             f"{owner} has none of the labels; the first is {first}, and {owner} has "
             f"{list_names(name for _, name in known)}. Pass data with the same labels, or set the label format "
             "(--label-column, --separator, --kind)."
         )
-    count = f"{count_noun(len(new), 'label')} of {len(labels):,} unknown to {owner}, {effect}"
+    count = f"{count_noun(len(unknown), 'label')} of {len(labels):,} unknown to {owner}, {effect}"
     return [f"{count}; the first: {first}"]
 
 

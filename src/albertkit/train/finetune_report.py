@@ -184,7 +184,9 @@ def correct_answer(example: Example) -> object:
     if hasattr(example, "state"):
         return dict(example.state)
     label = getattr(example, "label", None)
-    return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
+    if isinstance(label, float):
+        return round(label, 2)
+    return tuple(sorted(label)) if isinstance(label, tuple) else label
 
 
 def _error_severity(example: Any, result: Any) -> float:

@@ -302,12 +302,12 @@ def _cell_table(file: LabelledFile) -> Table:
     widths = Counter(len(cells) for _, cells in rows).most_common(1)
     width = len(names) if names is not None else widths[0][0] if widths else 0
     is_csv = file.format == "csv"
-    more = "quote a cell that contains the delimiter" if is_csv else "a text cannot contain the delimiter"
+    remedy_for_more = "quote a cell that contains the delimiter" if is_csv else "a text cannot contain the delimiter"
     fewer = f"write all {width}, with {'the delimiter' if is_csv else 'a tab'} between them"
     expected = "the header has" if header else "most rows have"
     for line, cells in rows:
         if len(cells) != width:
-            remedy = fewer if len(cells) < width else more
+            remedy = fewer if len(cells) < width else remedy_for_more
             file.problems.add(line, f"{count_noun(len(cells), 'cell')} where {expected} {width}; {remedy}")
     table = Table(file.path, names, [row for row in rows if len(row[1]) == width])
     _check_not_tagged(file.path, [cells[-1].strip() for _, cells in table.rows])
