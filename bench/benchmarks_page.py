@@ -79,23 +79,23 @@ def nearest(report: dict[str, Any]) -> list[dict[str, Any]]:
     """For each thing that was measured, our best row against the other program that comes nearest, or beats us by most,
     and gives about the same answers.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_measurement: dict[str, list[dict[str, Any]]] = {}
     for row in rows(report):
         if row["ratio"] is not None and recall(row["peer"]) >= LEAST_RECALL:
-            found.setdefault(row["what"], []).append(row)
-    return [min(best(of), key=lambda row: row["ratio"]) for of in found.values()]
+            by_measurement.setdefault(row["what"], []).append(row)
+    return [min(best(of), key=lambda row: row["ratio"]) for of in by_measurement.values()]
 
 
 def recall(peer: str | None) -> float:
     """The share of the right answers that a program finds, where its name tells it; else all."""
-    told = RECALL.search(peer or "")
-    return float(told[1]) if told else 1.0
+    match = RECALL.search(peer or "")
+    return float(match[1]) if match else 1.0
 
 
-def best(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def best(rows_of_measurement: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of our best value."""
-    value = (max if of[0]["more_is_better"] else min)(row["value"] for row in of)
-    return [row for row in of if row["value"] == value]
+    value = (max if rows_of_measurement[0]["more_is_better"] else min)(row["value"] for row in rows_of_measurement)
+    return [row for row in rows_of_measurement if row["value"] == value]
 
 
 def number(value: float | None) -> str:
@@ -105,9 +105,11 @@ def number(value: float | None) -> str:
 def table(report: dict[str, Any], name: str) -> str:
     """README's part, in its language: at most seven speedups, and one sentence about what a peer does better."""
     words, language = README_WORDS[name], list(README_WORDS).index(name)
-    found = {row["what"]: row for row in nearest(report)}
+    by_measurement = {row["what"]: row for row in nearest(report)}
     lines = ["", words["head"], "|---|---|---|---|"]
-    for row in (found[what] for what in README_ROWS if what in found and found[what]["ratio"] > 1):
+    for row in (
+        by_measurement[what] for what in README_ROWS if what in by_measurement and by_measurement[what]["ratio"] > 1
+    ):
         ours, theirs = (f"{number(row[side])} {row['unit']}" for side in ("value", "theirs"))
         default = "" if row.get("default") is None else words["default"].format(number(row["default"]))
         lines.append(
@@ -120,16 +122,16 @@ def table(report: dict[str, Any], name: str) -> str:
             theirs=f"{number(row['theirs'])} {row['unit']}",
             ours=f"{number(row['value'])} {row['unit']}",
         )
-        for row in sorted(found.values(), key=lambda row: float(row["ratio"]))
+        for row in sorted(by_measurement.values(), key=lambda row: float(row["ratio"]))
         if row["ratio"] < 1
     ]
     machine = report["machine"]
     cpu = machine["processor"].replace("(R)", "").removesuffix(" Processor")
-    said = [words["measured"].format(cpu=cpu, threads=machine["threads"], date=machine["date"])]
+    sentences = [words["measured"].format(cpu=cpu, threads=machine["threads"], date=machine["date"])]
     if losses:
         comma, last = words["and"]
-        said.append(words["losses"].format(last.join(filter(None, (comma.join(losses[:-1]), losses[-1])))))
-    return "\n".join([*lines, "", *said, "", ""])
+        sentences.append(words["losses"].format(last.join(filter(None, (comma.join(losses[:-1]), losses[-1])))))
+    return "\n".join([*lines, "", *sentences, "", ""])
 
 
 def readme(text: str, report: dict[str, Any] | None, name: str) -> str:
@@ -138,7 +140,7 @@ def readme(text: str, report: dict[str, Any] | None, name: str) -> str:
         return text
     if not MARKS.search(text):
         raise ValueError(f"{name} has no marks for the table of benchmarks")
-    return MARKS.sub(lambda found: found.group(1) + table(report, name) + found.group(2), text)
+    return MARKS.sub(lambda match: match.group(1) + table(report, name) + match.group(2), text)
 
 
 def picture(report: dict[str, Any], path: Path = DOCS / "images" / "benchmarks.png") -> Path:

@@ -41,8 +41,8 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     from albertkit.train.loop import train as run
     from albertkit.train.train_settings import TrainSettings
 
-    learn, held = examples(train, count), examples(dev, None)
-    steps = epochs * -(-len(learn) // BATCH)
+    train_examples, dev_examples = examples(train, count), examples(dev, None)
+    steps = epochs * -(-len(train_examples) // BATCH)
     settings = TrainSettings(
         steps=steps,
         batch_size=BATCH,
@@ -55,7 +55,9 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     )
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        work = FinetuneTask(make_task("classify", learn), open_model(model), learn, held, settings, LENGTH)
+        work = FinetuneTask(
+            make_task("classify", train_examples), open_model(model), train_examples, dev_examples, settings, LENGTH
+        )
         run(work, settings, folder)
         seconds = time.perf_counter() - began
     return {"seconds": seconds, "accuracy": work.evaluate()["accuracy"]}
@@ -69,8 +71,8 @@ def theirs(
     from transformers import AlbertForSequenceClassification as Model
     from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
-    learn, held = examples(train, count), examples(dev, None)
-    labels = sorted({e.label for e in learn})
+    train_examples, dev_examples = examples(train, count), examples(dev, None)
+    labels = sorted({e.label for e in train_examples})
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     class Table(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -92,21 +94,25 @@ def theirs(
         net = Model.from_pretrained(
             model, num_labels=len(labels), attn_implementation="sdpa", ignore_mismatched_sizes=True
         )
-        known = {field.name for field in dataclasses.fields(TrainingArguments)}  # version 5 has another name for it
+        argument_names = {
+            field.name for field in dataclasses.fields(TrainingArguments)
+        }  # version 5 has another name for it
         sampling = (
-            {"group_by_length": True} if "group_by_length" in known else {"train_sampling_strategy": "group_by_length"}
+            {"group_by_length": True}
+            if "group_by_length" in argument_names
+            else {"train_sampling_strategy": "group_by_length"}
         )
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=BATCH, num_train_epochs=epochs, learning_rate=RATE,
-            warmup_steps=epochs * -(-len(learn) // BATCH) // 10, weight_decay=0.01, seed=seed, save_strategy="no", report_to=[],
+            warmup_steps=epochs * -(-len(train_examples) // BATCH) // 10, weight_decay=0.01, seed=seed, save_strategy="no", report_to=[],
             use_cpu=True, disable_tqdm=True, logging_strategy="no", **(sampling if grouped else {}),
         )  # fmt: skip
-        trainer = Trainer(net, arguments, DataCollatorWithPadding(tokenizer), Table(learn))
+        trainer = Trainer(net, arguments, DataCollatorWithPadding(tokenizer), Table(train_examples))
         trainer.train()
         seconds = time.perf_counter() - began
-        found = trainer.predict(Table(held)).predictions.argmax(-1)
-    right = sum(labels[i] == e.label for i, e in zip(found, held, strict=True))
-    return {"seconds": seconds, "accuracy": right / len(held)}
+        predicted = trainer.predict(Table(dev_examples)).predictions.argmax(-1)
+    right = sum(labels[i] == e.label for i, e in zip(predicted, dev_examples, strict=True))
+    return {"seconds": seconds, "accuracy": right / len(dev_examples)}
 
 
 SIDES = {
@@ -116,8 +122,8 @@ SIDES = {
 }
 
 
-def child(name: str, given: tuple[Any, ...], queue: Any) -> None:
-    queue.put(SIDES[name](*given))
+def child(name: str, arguments: tuple[Any, ...], queue: Any) -> None:
+    queue.put(SIDES[name](*arguments))
 
 
 def main() -> None:
@@ -132,27 +138,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "finetuning.json")
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
+    runs_by_side: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
     for seed in range(args.seeds):
         for name in SIDES:
             queue = context.Queue()
-            given = (args.model, args.train, args.dev, args.examples, args.epochs, seed)
-            process = context.Process(target=child, args=(name, given, queue))
+            arguments = (args.model, args.train, args.dev, args.examples, args.epochs, seed)
+            process = context.Process(target=child, args=(name, arguments, queue))
             process.start()
             while process.is_alive() and queue.empty():
                 process.join(0.5)
             if queue.empty():
                 sys.exit(f"{name} ended without a result (code {process.exitcode})")
-            found[name].append(queue.get())
+            runs_by_side[name].append(queue.get())
             process.join()
-            print(seed, name, found[name][-1], flush=True)
-    seconds = {name: statistics.fmean(run["seconds"] for run in runs) for name, runs in found.items()}
+            print(seed, name, runs_by_side[name][-1], flush=True)
+    seconds = {name: statistics.fmean(run["seconds"] for run in runs) for name, runs in runs_by_side.items()}
     ratios = {name: value / seconds["albertkit"] for name, value in seconds.items() if name != "albertkit"}
     for name, ratio in ratios.items():
         print(f"albertkit is {ratio:.2f} times as fast as {name}")
     from inference import machine
 
-    result = {"machine": machine(2), "examples": args.examples, "epochs": args.epochs, "runs": found, "ratios": ratios}
+    result = {
+        "machine": machine(2),
+        "examples": args.examples,
+        "epochs": args.epochs,
+        "runs": runs_by_side,
+        "ratios": ratios,
+    }
     before = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
     args.out.write_text(json.dumps({**before, args.name: result}, indent=2) + "\n", encoding="utf-8")
 

@@ -98,8 +98,8 @@ def build_model(folder: Path) -> None:
     tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
     artifact = Artifact(config, model.weights(), tokenizer, ArtifactMetadata(task="embed"))
     write_artifact(artifact, folder / "float")
-    seen = token_moments(config, dict(artifact.weights), random_tokens(config, 16))
-    write_artifact(artifact, folder / "int8", bits=8, moments=seen)
+    moments = token_moments(config, dict(artifact.weights), random_tokens(config, 16))
+    write_artifact(artifact, folder / "int8", bits=8, moments=moments)
     write_artifact(artifact, folder / "int4", bits=4)
     export_layout(folder / "float", folder / "st", "sentence-transformers")
 
@@ -123,7 +123,7 @@ def matrix_peak(threads: int) -> dict[str, dict[str, float]]:
     import torch
 
     torch.set_num_threads(threads)
-    found: dict[str, dict[str, float]] = {"float32": {}, "int8": {}}
+    results: dict[str, dict[str, float]] = {"float32": {}, "int8": {}}
     rng = np.random.default_rng(0)
     for rows in (512, 1024, 2048):
         x, w = rng.normal(size=(rows, 768)).astype(np.float32), rng.normal(size=(768, 3072)).astype(np.float32)
@@ -137,8 +137,8 @@ def matrix_peak(threads: int) -> dict[str, dict[str, float]]:
             ("int8", "onnxruntime", lambda: integers.run(None, {"x": bytes_})),
         ):
             speed = 2 * rows * 768 * 3072 / best(work, 12) / 1e9
-            found[precision][name] = max(found[precision].get(name, 0.0), speed)
-    return found
+            results[precision][name] = max(results[precision].get(name, 0.0), speed)
+    return results
 
 
 def product_session(weights: np.ndarray, threads: int):
@@ -250,8 +250,8 @@ class Child:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        about = self.answer()
-        self.bytes, self.setting = about["bytes"], about.get("budget") or about.get("batch")
+        facts = self.answer()
+        self.bytes, self.setting = facts["bytes"], facts.get("budget") or facts.get("batch")
 
     def answer(self) -> dict:
         for line in self.process.stdout:

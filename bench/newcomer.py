@@ -54,15 +54,15 @@ def stages_of(readme: Path) -> dict[str, list[str]]:
     blocks = re.findall(r"^```bash\n(.*?)^```", readme.read_text(encoding="utf-8"), re.S | re.M)
     lines = [re.sub(r"\s+#.*$", "", line).strip() for block in blocks for line in block.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for stage, start in STAGES.items():
         ends = [at for at, line in enumerate(lines) if line.startswith(start)]
         if not ends:
             raise SystemExit(
-                f"README has no command {start!r} after stage {list(found)[-1:]}. Add it, or change STAGES."
+                f"README has no command {start!r} after stage {list(results)[-1:]}. Add it, or change STAGES."
             )
-        found[stage], lines = lines[: ends[0] + 1], lines[ends[0] + 1 :]
-    return found
+        results[stage], lines = lines[: ends[0] + 1], lines[ends[0] + 1 :]
+    return results
 
 
 class Shell:
@@ -128,27 +128,27 @@ class Shell:
 
 def walk(stages: dict[str, list[str]], shell: Shell) -> dict[str, Any]:
     """Type everything; seconds of each line and stage, and the last thing each stage printed."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for stage, lines in stages.items():
-        taken, printed = [], ""
+        lines_of_stage, printed = [], ""
         for line in lines:
             began = time.perf_counter()
             serving = line.startswith("albertkit serve")
             printed = shell.serve(line, port_of(lines)) if serving else shell.line(line)
-            taken.append({"line": line, "seconds": round(time.perf_counter() - began, 2)})
-            print(f"{taken[-1]['seconds']:8.1f} s  {line}", flush=True)
-        seconds = round(sum(one["seconds"] for one in taken), 2)
-        found[stage] = {"seconds": seconds, "lines": taken, "printed": printed.strip()[-400:]}
+            lines_of_stage.append({"line": line, "seconds": round(time.perf_counter() - began, 2)})
+            print(f"{lines_of_stage[-1]['seconds']:8.1f} s  {line}", flush=True)
+        seconds = round(sum(one["seconds"] for one in lines_of_stage), 2)
+        results[stage] = {"seconds": seconds, "lines": lines_of_stage, "printed": printed.strip()[-400:]}
         print(
             f"{seconds:8.1f} s  == {stage}: {printed.strip().splitlines()[-1] if printed.strip() else ''}", flush=True
         )
-    return found
+    return results
 
 
 def port_of(lines: list[str]) -> int:
     """The port that a stage's commands ask."""
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/", "\n".join(lines))
-    return int(found.group(1)) if found else 8080
+    results = re.search(r"http://127\.0\.0\.1:(\d+)/", "\n".join(lines))
+    return int(results.group(1)) if results else 8080
 
 
 def clone(folder: Path) -> dict[str, Any]:
@@ -172,15 +172,15 @@ def overlay(folder: Path) -> None:
 
 def environment(rehearsed: Path | None) -> dict[str, str]:
     """Without any environment of ours, so that only what README sets up is found; for a rehearsal, with that one."""
-    kept = {
+    variables = {
         name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
     }
     before = os.environ["PATH"].split(os.pathsep)
-    own = str(Path(sys.prefix) / "bin") if sys.prefix != sys.base_prefix else None
-    folders = [folder for folder in before if folder != own]
+    environment_folder = str(Path(sys.prefix) / "bin") if sys.prefix != sys.base_prefix else None
+    folders = [folder for folder in before if folder != environment_folder]
     if rehearsed is not None:
         folders.insert(0, str(rehearsed.resolve() / "bin"))
-    return {**kept, "PATH": os.pathsep.join(folders)}
+    return {**variables, "PATH": os.pathsep.join(folders)}
 
 
 def facts(python: Path) -> dict[str, str]:
@@ -216,41 +216,41 @@ def main() -> None:
             stages = {stage: [x for x in lines if not x.startswith(SET_UP)] for stage, lines in stages.items()}
         shell = Shell(folder, environment(args.python))
         try:
-            found = {"clone": cloned, **walk(stages, shell)}
+            results = {"clone": cloned, **walk(stages, shell)}
         finally:
             shell.close()
         if args.python:
             return
         versions = facts(folder / ".venv" / "bin" / "python")
-    keep(args.out, found, versions)
+    keep(args.out, results, versions)
 
 
-def keep(out: Path, found: dict[str, Any], versions: dict[str, str]) -> None:
+def keep(out: Path, results: dict[str, Any], versions: dict[str, str]) -> None:
     """The record: when each stage was reached, counted from the clone."""
     sys.path.insert(0, str(ROOT / "bench"))
     from inference import machine
 
     reached, total = {}, 0.0
-    for stage, about in found.items():
-        total += about["seconds"]
+    for stage, facts in results.items():
+        total += facts["seconds"]
         reached[stage] = round(total, 1)
-    about = machine(os.cpu_count() or 1)
-    whole = {"machine": about, "versions": versions, "reached_seconds": reached, "stages": found}
+    facts = machine(os.cpu_count() or 1)
+    record = {"machine": facts, "versions": versions, "reached_seconds": reached, "stages": results}
     waiting = out.with_suffix(".part")
-    waiting.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    waiting.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     waiting.replace(out)
     print(f"\n{'stage':16}{'seconds':>9}{'since start':>13}")
     for stage, seconds in reached.items():
-        print(f"{stage:16}{found[stage]['seconds']:9.1f}{seconds:13.1f}")
+        print(f"{stage:16}{results[stage]['seconds']:9.1f}{seconds:13.1f}")
     if out == RESULT:
-        write_sentences(whole)
+        write_sentences(record)
 
 
-def write_sentences(whole: dict[str, Any]) -> None:
+def write_sentences(record: dict[str, Any]) -> None:
     """The sentence of the install guides, in both languages."""
     for name, sentence in SENTENCES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        said = sentence.format(**whole["reached_seconds"], **whole["machine"])
+        said = sentence.format(**record["reached_seconds"], **record["machine"])
         (ROOT / name).write_text(MARKS.sub(lambda m, said=said: f"{m[1]}{said}\n{m[2]}", text), encoding="utf-8")
 
 

@@ -199,9 +199,9 @@ def quantize_openvino(folder: Path, tokenizer: Any) -> Path:
         names = {name for port in model.inputs for name in port.get_names()}
         texts = json.loads((folder / "works.json").read_text())["sample"]
         rows = (tokenizer([text], truncation=True, max_length=MAX_TOKENS, return_tensors="np") for text in texts)
-        seen = nncf.Dataset([{k: v for k, v in row.items() if k in names} for row in rows])
-        made = nncf.quantize(model, seen, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
-        openvino.save_model(made, target, compress_to_fp16=False)
+        calibration = nncf.Dataset([{k: v for k, v in row.items() if k in names} for row in rows])
+        quantized = nncf.quantize(model, calibration, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
+        openvino.save_model(quantized, target, compress_to_fp16=False)
     return target
 
 

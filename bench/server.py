@@ -66,7 +66,7 @@ class Client:
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
         self.texts = json.loads(Path(plan["texts"]).read_text(encoding="utf-8"))
-        self.wanted = np.load(plan["wanted"])
+        self.expected = np.load(plan["expected"])
         self.seen: list[tuple[float, float]] = []
         self.tally = {"answered": 0, "texts": 0, "refused": 0, "lost": 0, "wrong": 0}
         self.least = 1.0
@@ -76,10 +76,10 @@ class Client:
         """A request for some texts as bytes."""
         texts = [self.texts[i] for i in places]
         if self.plan["path"] == "/v1/embeddings":
-            asked: dict[str, Any] = {"model": self.plan["model"], "input": texts, "encoding_format": "base64"}
+            payload: dict[str, Any] = {"model": self.plan["model"], "input": texts, "encoding_format": "base64"}
         else:
-            asked = {"inputs": texts}
-        body = json.dumps(asked).encode()
+            payload = {"inputs": texts}
+        body = json.dumps(payload).encode()
         head = f"POST {self.plan['path']} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -106,11 +106,11 @@ class Client:
         """Count an answer that is not the engine's."""
         data = json.loads(body)
         if self.plan["path"] == "/v1/embeddings":
-            packed = b"".join(base64.b64decode(one["embedding"]) for one in data["data"])
-            found = np.frombuffer(packed, "<f4").reshape(len(places), -1)
+            packed = b"".join(base64.b64decode(item["embedding"]) for item in data["data"])
+            vectors = np.frombuffer(packed, "<f4").reshape(len(places), -1)
         else:
-            found = np.array(data, np.float32)
-        cosines = (found * self.wanted[places]).sum(1)
+            vectors = np.array(data, np.float32)
+        cosines = (vectors * self.expected[places]).sum(1)
         self.least = min(self.least, float(cosines.min()))
         self.tally["wrong"] += int((cosines < self.plan["cosine"]).sum())
 
@@ -177,14 +177,14 @@ def load(port: int, **plan: Any) -> dict[str, Any]:
     """Run the client in a second process. size: texts a request; clients: at once, or rate: requests a second; seconds;
     most.
     """
-    usual = {"path": "/v1/embeddings", "model": "m", "rate": 0, "clients": 1, "most": 10**9, "cosine": 0.999}
-    full = {"port": port, **usual, **plan}
-    command = [sys.executable, __file__, "--client", json.dumps(full)]
+    defaults = {"path": "/v1/embeddings", "model": "m", "rate": 0, "clients": 1, "most": 10**9, "cosine": 0.999}
+    plan_of_client = {"port": port, **defaults, **plan}
+    command = [sys.executable, __file__, "--client", json.dumps(plan_of_client)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 # The servers -----------------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ def ours(folder: Path, port: int, threads: int, *more: str) -> list[str]:
 
 def memory(pid: int) -> int:
     """Resident bytes."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return int(found.group(1)) * 1024 if found else 0
+    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(match.group(1)) * 1024 if match else 0
 
 
 def memory_of_workers(pid: int) -> list[int]:
@@ -260,9 +260,9 @@ class Bench:
         fit = [text for text, size in zip(texts, sizes, strict=True) if size <= self.albert.max_tokens]
         self.texts = fit[:1024]  # peers cut longer ones, so that their vectors would differ
         self.vectors = self.albert.embed(self.texts)
-        np.save(work / "wanted.npy", self.vectors)
+        np.save(work / "expected.npy", self.vectors)
         (work / "texts.json").write_text(json.dumps(self.texts), encoding="utf-8")
-        self.files = {"texts": str(work / "texts.json"), "wanted": str(work / "wanted.npy")}
+        self.files = {"texts": str(work / "texts.json"), "expected": str(work / "expected.npy")}
 
     def bare(self, size: int) -> float:
         """Texts a second of the engine alone, given `size` texts at a time."""
@@ -275,7 +275,7 @@ class Bench:
 
     def throughput(self) -> list[dict[str, Any]]:
         """Server beside engine: requests of one and of many texts. `at once` is what the server has at hand together."""
-        found = []
+        runs = []
         for size, clients in ((1, 64), (8, 16), (32, 8), (128, 4)):
             port = free_port()
             with started(ours(self.folder, port, self.threads), port) as process:
@@ -285,21 +285,21 @@ class Bench:
                 run["server_cpu"] = cpu(process.pid) - before
             bare = self.bare(size * clients)
             speeds = {"bare": bare, "ratio": run["texts_per_second"] / bare}
-            found.append({"size": size, "clients": clients, **speeds, **run})
-        return found
+            runs.append({"size": size, "clients": clients, **speeds, **run})
+        return runs
 
     def overload(self) -> dict[str, Any]:
         """Twice what can be computed, for a while; then normal again."""
         port, deadline = free_port(), 2.0
         with started(ours(self.folder, port, self.threads, "--deadline", str(deadline)), port) as process:
-            usual = load(port, size=8, clients=16, seconds=self.seconds, **self.files)
-            rate = 2 * usual["requests_per_second"]
+            normal = load(port, size=8, clients=16, seconds=self.seconds, **self.files)
+            rate = 2 * normal["requests_per_second"]
             run = load(port, size=8, rate=rate, seconds=3 * self.seconds, **self.files)
             after = load(port, size=8, clients=16, seconds=self.seconds, **self.files)
             return {
                 "deadline": deadline,
                 "rate": rate,
-                "usual": usual,
+                "usual": normal,
                 "overload": run,
                 "after": after,
                 "rss": memory(process.pid),
@@ -307,23 +307,23 @@ class Bench:
 
     def steady(self, requests: int) -> dict[str, Any]:
         """Resident memory over many requests, and the memory of each of four workers."""
-        port, seen = free_port(), []
+        port, sizes = free_port(), []
         with started(ours(self.folder, port, self.threads), port) as process:
             part = max(1, requests // 10)
             for _ in range(10):
                 run = load(port, size=1, clients=32, seconds=1e6, most=part, **self.files)
                 counts = {name: run[name] for name in ("answered", "lost", "wrong", "refused")}
-                seen.append({"rss": memory(process.pid), **counts})
+                sizes.append({"rss": memory(process.pid), **counts})
         from inference import machine
 
         with started(ours(self.folder, port, 1, "--workers", "4"), port) as process:
             load(port, size=8, clients=16, seconds=1e6, most=400, **self.files)
             workers = memory_of_workers(process.pid)
-        return {"machine": machine(self.threads), "requests": requests, "seen": seen, "workers": workers}
+        return {"machine": machine(self.threads), "requests": requests, "seen": sizes, "workers": workers}
 
     def peers(self, size: int = 8, clients: int = 16) -> dict[str, Any]:
         """The same load on other servers of the same weights."""
-        found: dict[str, Any] = {}
+        runs: dict[str, Any] = {}
         float_folder, st = self.work / "float", self.work / "st"
         write_peers(self.folder, float_folder, st)
         script = self.work / "peer.py"
@@ -348,11 +348,11 @@ class Bench:
                         plan = {"size": one[0], "clients": one[1], "path": path, "cosine": 0.98, **self.files}
                         load(port, seconds=min(3.0, self.seconds), **plan)
                         run = load(port, seconds=self.seconds, **plan)
-                        about = {"size": one[0], "clients": one[1], "rss": memory(process.pid)}
-                        found.setdefault(name, []).append({**about, **run})
+                        facts = {"size": one[0], "clients": one[1], "rss": memory(process.pid)}
+                        runs.setdefault(name, []).append({**facts, **run})
                 except RuntimeError as error:
-                    found.setdefault(name, []).append({"failed": str(error)})
-        return found
+                    runs.setdefault(name, []).append({"failed": str(error)})
+        return runs
 
 
 def write_peers(folder: Path, float_folder: Path, st: Path) -> None:
@@ -373,27 +373,27 @@ def main() -> None:
     parser.add_argument("--parts", default="throughput,overload,steady,peers")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--client", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.client:
-        print(json.dumps(asyncio.run(Client(json.loads(given.client)).run())))
+    args = parser.parse_args()
+    if args.client:
+        print(json.dumps(asyncio.run(Client(json.loads(args.client)).run())))
         return
     from inference import machine, versions
 
     from albertkit.builtin import resolve
 
-    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    results: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
     with tempfile.TemporaryDirectory() as work:
-        seconds = 2.0 if given.quick else given.seconds
-        bench = Bench(resolve(given.model), Path(work), given.threads, seconds)
-        if given.parts != "steady":  # this part has its own machine, since speed does not matter to it
-            found |= {"machine": machine(given.threads), "versions": versions()}
-            found |= {"threads": given.threads, "seconds": seconds}
-        for part in given.parts.split(","):
-            settings = {"steady": [1000 if given.quick else given.requests]}.get(part, [])
-            found[part] = getattr(bench, part)(*settings)
-            print(part, json.dumps(found[part], indent=1))
-    if not given.quick:
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        seconds = 2.0 if args.quick else args.seconds
+        bench = Bench(resolve(args.model), Path(work), args.threads, seconds)
+        if args.parts != "steady":  # this part has its own machine, since speed does not matter to it
+            results |= {"machine": machine(args.threads), "versions": versions()}
+            results |= {"threads": args.threads, "seconds": seconds}
+        for part in args.parts.split(","):
+            settings = {"steady": [1000 if args.quick else args.requests]}.get(part, [])
+            results[part] = getattr(bench, part)(*settings)
+            print(part, json.dumps(results[part], indent=1))
+    if not args.quick:
+        RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -125,12 +125,12 @@ def main() -> None:
                     seconds[name].append(time.perf_counter() - began)
     tokens = args.steps * args.rows * LENGTH
     speeds = {name: tokens / statistics.median(taken) for name, taken in seconds.items()}
-    found = {
+    result = {
         "machine": machine(torch.get_num_threads()), "libraries": versions(), "shape": args.shape, "rows": args.rows, "length": LENGTH,
         "tokens_per_second": speeds, "share_of_peak": share(speeds["albertkit"]),
     }  # fmt: skip
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(speeds))
 
 

@@ -119,7 +119,7 @@ def served(folder: Path) -> list[Path]:
 
 def start_times(browser: Any, url: str) -> dict[str, list[float]]:
     """Seconds from the start of navigation to the first vector: a first visit, and later ones."""
-    found: dict[str, list[float]] = {"first visit": [], "later visit": []}
+    times: dict[str, list[float]] = {"first visit": [], "later visit": []}
     for _ in range(ROUNDS):
         context = browser.new_context()
         page = context.new_page()
@@ -128,11 +128,11 @@ def start_times(browser: Any, url: str) -> dict[str, list[float]]:
             page.wait_for_selector("html[data-state=ready]")
             moment = page.evaluate("performance.getEntriesByName('first vector')[0].startTime / 1000")
             if number != 1:  # the browser compiles WebAssembly of a service worker's cache once more
-                found["first visit" if number == 0 else "later visit"].append(round(moment, 3))
+                times["first visit" if number == 0 else "later visit"].append(round(moment, 3))
             else:
-                found.setdefault("second visit", []).append(round(moment, 3))
+                times.setdefault("second visit", []).append(round(moment, 3))
         context.close()
-    return found
+    return times
 
 
 def speed(browser: Any, page: Any, texts: list[str], has_peer: bool) -> dict[str, Any]:
@@ -141,15 +141,15 @@ def speed(browser: Any, page: Any, texts: list[str], has_peer: bool) -> dict[str
     runs = {f"depth {depth}": code.replace("DEPTH", str(depth)) for depth in (3, 6, 12)}
     if has_peer:
         runs["peer"] = f"{PEER} {PEER_BATCHES}"
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, script in runs.items():
             before = processor_seconds(browser)
             rate = page.evaluate(f"async (a) => {{ {script} }}", texts)
-            found[name].append((rate, len(texts) / (processor_seconds(browser) - before)))
+            rates[name].append((rate, len(texts) / (processor_seconds(browser) - before)))
     columns = {
         name: [round(statistics.median(column), 1) for column in zip(*runs, strict=True)]
-        for name, runs in found.items()
+        for name, runs in rates.items()
     }
     return {name: {"second": wall, "processor_second": processor} for name, (wall, processor) in columns.items()}
 
@@ -164,9 +164,9 @@ def index_times(browser: Any, page: Any, notes: list[str], depth: int) -> dict[s
     }}
     return {{ seconds, milliseconds: times.sort((x, y) => x - y)[12], notes: index.size }};"""
     before = processor_seconds(browser)
-    found = page.evaluate(f"async (a) => {{ {code} }}", notes)
-    found["processor_seconds"] = processor_seconds(browser) - before - 25 * found["milliseconds"] / 1000
-    return {name: round(value, 2) for name, value in found.items()}
+    times = page.evaluate(f"async (a) => {{ {code} }}", notes)
+    times["processor_seconds"] = processor_seconds(browser) - before - 25 * times["milliseconds"] / 1000
+    return {name: round(value, 2) for name, value in times.items()}
 
 
 def renderers(browser: Any) -> list[dict[str, Any]]:
@@ -208,18 +208,18 @@ def agreement(page: Any, name: str, texts: list[str]) -> dict[str, Any]:
     vectors["floats"] = Albert(name, device="torch").embed(texts)
     python = albert.embed(texts)
     settings = {"texts": len(texts), "depth": albert.depth, "levels": albert.engine.max_level}
-    return settings | {other: nearness(found, python) for other, found in vectors.items()}
+    return settings | {other: nearness(embedded, python) for other, embedded in vectors.items()}
 
 
-def nearness(found: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
+def nearness(vectors: np.ndarray, expected: np.ndarray) -> dict[str, float]:
     """Cosines of each text's two vectors, and whether both sets find the same nearest neighbours."""
-    cosines, own = (found * wanted).sum(axis=1), 2 * np.eye(len(found))
-    scores = wanted @ wanted.T - own
-    lost = scores.max(axis=1) - scores[np.arange(len(found)), (found @ found.T - own).argmax(axis=1)]
+    cosines, own = (vectors * expected).sum(axis=1), 2 * np.eye(len(vectors))
+    scores = expected @ expected.T - own
+    losses = scores.max(axis=1) - scores[np.arange(len(vectors)), (vectors @ vectors.T - own).argmax(axis=1)]
     return {
         "cosine_mean": float(cosines.mean()), "cosine_least": float(cosines.min()),
-        "same_neighbour": float((lost == 0).mean()), "nearly_same_neighbour": float((lost <= NEAR_TIE).mean()),
-        "lost_score_most": float(lost.max()),
+        "same_neighbour": float((losses == 0).mean()), "nearly_same_neighbour": float((losses <= NEAR_TIE).mean()),
+        "lost_score_most": float(losses.max()),
     }  # fmt: skip
 
 
@@ -246,9 +246,9 @@ def measure(browser: Any, folder: Path, peers: Path | None, quick: bool) -> dict
     from albertkit.builtin import resolve
 
     texts = english(1000)
-    some = texts[:: 20 if quick else 5]
-    tokens = sum(len(ids) + 2 for ids in Tokenizer.load(resolve("small")).ids_batch(some)) / len(some)
-    result: dict[str, Any] = {"texts": len(some), "tokens_per_text": round(tokens, 1), "transfer": {}}
+    sample = texts[:: 20 if quick else 5]
+    tokens = sum(len(ids) + 2 for ids in Tokenizer.load(resolve("small")).ids_batch(sample)) / len(sample)
+    result: dict[str, Any] = {"texts": len(sample), "tokens_per_text": round(tokens, 1), "transfer": {}}
     for name in ("small", "small-zh"):
         export_web(name, folder / name)
         result["transfer"][name] = transfer(served(folder / name), folder / name)
@@ -263,7 +263,7 @@ def measure(browser: Any, folder: Path, peers: Path | None, quick: bool) -> dict
             page.goto(f"{url}/small/package.json")
             page.evaluate(f"async () => {{ {OPEN} await albert.embed('warm'); }}")
             result.setdefault("memory_mb", {})[label] = round(renderer_megabytes(browser) - blank, 1)
-            result.setdefault("texts_per_second", {})[label] = speed(browser, page, some, peers is not None)
+            result.setdefault("texts_per_second", {})[label] = speed(browser, page, sample, peers is not None)
             if not isolated:
                 notes = texts[: 100 if quick else 1000]
                 result["index"] = {f"depth {d}": index_times(browser, page, notes, d) for d in (3, 6, 12)}

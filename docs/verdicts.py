@@ -58,10 +58,10 @@ def verdict(variant: str, against: str = "canonical") -> str:
     if not {variant, against} <= {line["variant"] for line in largest}:
         return ""
     page = judge()
-    (claim,) = (c for c in page.CLAIMS if (c.variant, c.against) == (variant, against))
+    (claim,) = (c for c in page.CLAIMS if (c.variant, c.baseline) == (variant, against))
     kept = json.loads(SPEEDS.read_text(encoding="utf-8")) if SPEEDS.is_file() else []
     speeds = page.speeds_of(largest[0]["recipe"], kept)
-    return str(page.judged(claim, largest, speeds))
+    return str(page.verdict(claim, largest, speeds))
 
 
 def measured(variant: str, against: str = "canonical") -> str:

@@ -31,8 +31,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
 
-from jobs import each  # noqa: E402
-from variants import chosen, variant  # noqa: E402
+from jobs import run_jobs  # noqa: E402
+from variants import select_variants, variant  # noqa: E402
 
 import tasks  # noqa: E402
 from albertkit.compress.cost import operations, parameter_counts, shape_cost  # noqa: E402
@@ -47,16 +47,16 @@ KEY = ("variant", "seed", "recipe")
 SCORES = ("mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy")
 
 
-def recipe(args: argparse.Namespace) -> dict[str, Any]:
+def run_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """What lines must have in common to be compared."""
     return {
         "shape": args.shape, "layers": args.layers, "length": args.length, "batch": args.batch, "tokens": args.tokens, "minutes": args.minutes,
         "learning_rate": args.learning_rate, "optimizer": args.optimizer, "epochs": args.epochs, "tasks": sorted(args.tasks), "examples": args.examples,
-        "eval_rows": args.eval_rows, "corpus": corpus(args.shards),
+        "eval_rows": args.eval_rows, "corpus": corpus_identity(args.shards),
     }  # fmt: skip
 
 
-def corpus(folder: Path) -> str:
+def corpus_identity(folder: Path) -> str:
     """Which texts and which vocabulary, so that lines of two corpora are not compared."""
     from albertkit.data.shards import Shards
 
@@ -66,47 +66,47 @@ def corpus(folder: Path) -> str:
     return f"{tokens:,} tokens ({mark})"
 
 
-def place(name: str, seed: int, args: argparse.Namespace) -> Path:
+def run_folder(name: str, seed: int, args: argparse.Namespace) -> Path:
     """The folder of one training; another recipe has other folders."""
-    mark = hashlib.sha256(json.dumps(recipe(args)).encode()).hexdigest()[:8]
-    plain: Path = args.runs / mark / f"{re.sub('[,=/]', '', name.replace(' ', '-'))}-{seed}"
-    return plain
+    mark = hashlib.sha256(json.dumps(run_recipe(args)).encode()).hexdigest()[:8]
+    folder: Path = args.runs / mark / f"{re.sub('[,=/]', '', name.replace(' ', '-'))}-{seed}"
+    return folder
 
 
 # One variant -----------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def train_variant(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Pre-train and fine-tune one variant with one seed."""
-    folder = place(name, seed, args)
+    folder = run_folder(name, seed, args)
     began = time.perf_counter()
-    found = {"variant": name, "seed": seed, "recipe": recipe(args), "machine": about(args.device)}
+    record = {"variant": name, "seed": seed, "recipe": run_recipe(args), "machine": device_facts(args.device)}
     try:
-        found |= pretrain(name, seed, folder, args, found)
-        found["tasks"] = {task: finetune(folder / "model", task, seed, folder, args) for task in args.tasks}
-    except Failed as error:
-        found["failed"] = str(error)
-    found["minutes"] = round((time.perf_counter() - began) / 60, 3)
-    return found
+        record |= pretrain(name, seed, folder, args, record)
+        record["tasks"] = {task: finetune(folder / "model", task, seed, folder, args) for task in args.tasks}
+    except TrainingFailed as error:
+        record["failed"] = str(error)
+    record["minutes"] = round((time.perf_counter() - began) / 60, 3)
+    return record
 
 
-class Failed(Exception):
+class TrainingFailed(Exception):
     """A training that went wrong by itself (it diverged, it learnt nothing), which is a result."""
 
 
-def trained(work: Any, settings: Any, folder: Path, label: str) -> Any:
+def run_training(task: Any, settings: Any, folder: Path, label: str) -> Any:
     """The outcome of a training, from where it was left."""
     from albertkit.train import loop
 
     try:
-        done = loop.train(work, settings, folder, resume=True, log=lambda text: print(f"{label}: {text}", flush=True))
+        result = loop.train(task, settings, folder, resume=True, log=lambda text: print(f"{label}: {text}", flush=True))
     except AlbertkitError as error:
         if not str(error).startswith(("step ", "stopped at step ")):
             raise  # too little memory or disk say nothing about the variant
-        raise Failed(str(error)) from None
-    if done.model is None:
+        raise TrainingFailed(str(error)) from None
+    if result.model is None:
         raise SystemExit(f"{label}: stopped; the same command goes on")
-    return done
+    return result
 
 
 def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace, identity: dict[str, Any]) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace, ident
     from albertkit.data.shards import replace_json
     from albertkit.train.run_lock import lock_run
 
-    work, settings = work_of(name, seed, args, tokens=args.tokens, minutes=args.minutes)
+    task, settings = pretrain_task(name, seed, args, tokens=args.tokens, minutes=args.minutes)
     with lock_run(folder):
-        replace_json(folder / IDENTITY, identity | cost(work.config, args.length))
-    trained(work, settings, folder, f"{name}, seed {seed}")
-    return line_of(folder)
+        replace_json(folder / IDENTITY, identity | cost(task.config, args.length))
+    run_training(task, settings, folder, f"{name}, seed {seed}")
+    return read_run(folder)
 
 
 def cost(config: AlbertConfig, length: int) -> dict[str, float]:
@@ -128,7 +128,7 @@ def cost(config: AlbertConfig, length: int) -> dict[str, float]:
     return {"parameters": total, "operations_per_token": operations(config, length)["total"], "int8_bytes": stored}
 
 
-def line_of(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> dict[str, Any]:
     """The line of a training so far: its cost, its last scores, and the curve of its scores on held-out rows."""
     text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(row) for row in text.splitlines(keepends=True) if row.endswith("\n")]
@@ -138,9 +138,9 @@ def line_of(folder: Path) -> dict[str, Any]:
 
 def collect(args: argparse.Namespace) -> None:
     """The recorded lines, and those of trainings that are not finished."""
-    lines = {json.dumps([line[n] for n in KEY]): line for line in kept(args.results)}
+    lines = {json.dumps([line[n] for n in KEY]): line for line in read_records(args.results)}
     for path in sorted(args.runs.glob(f"*/*/{IDENTITY}")):
-        line = line_of(path.parent) if (path.parent / "metrics.jsonl").is_file() else {}
+        line = read_run(path.parent) if (path.parent / "metrics.jsonl").is_file() else {}
         before = lines.get(key := json.dumps([line.get(n) for n in KEY]), {})
         if line.get("curve") and "failed" not in before and before.get("tokens", 0) < line["tokens"]:
             lines[key] = line | {"unfinished": True}
@@ -151,19 +151,21 @@ def collect(args: argparse.Namespace) -> None:
         print(f"{line['variant']}, seed {line['seed']}: {', '.join(shown)} {line.get('failed', '')}")
 
 
-def best(args: argparse.Namespace) -> None:
+def print_best(args: argparse.Namespace) -> None:
     """The trainings with the highest accuracy, the finished ones first: a name and the folder of the newest model."""
-    found = []
+    models_by_score = []
     for path in args.runs.glob(f"*/*/{IDENTITY}"):
         models = [*sorted(path.parent.glob("checkpoints/step-*/model")), *path.parent.glob("model")]
-        line = line_of(path.parent) if models and (path.parent / "metrics.jsonl").is_file() else {}
+        line = read_run(path.parent) if models and (path.parent / "metrics.jsonl").is_file() else {}
         if "mlm_accuracy" in line:
-            found.append((models[-1].parent == path.parent, line["mlm_accuracy"], path.parent.name, models[-1]))
-    for *_, name, model in sorted(found, reverse=True)[: args.count]:
+            models_by_score.append(
+                (models[-1].parent == path.parent, line["mlm_accuracy"], path.parent.name, models[-1])
+            )
+    for *_, name, model in sorted(models_by_score, reverse=True)[: args.count]:
         print(f"{name}\t{model}")
 
 
-def work_of(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tuple[Any, Any]:
+def pretrain_task(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tuple[Any, Any]:
     """The pre-training of a variant, for the loop, and its settings."""
     from albertkit.train.pretrain import PretrainTask
     from albertkit.train.train_settings import PretrainSettings, TrainSettings
@@ -196,11 +198,11 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
         steps=steps, batch_size=32, seed=seed, device=args.device, learning_rate=preset_learning_rate(start.config), warmup_ratio=0.1, evaluations=1,
         tensorboard=False, compile="no", keep_checkpoints=1,
     )  # fmt: skip
-    work = FinetuneTask(make_task("classify", train), start, train, dev, settings, args.length)
-    return dict(trained(work, settings, folder / f"task-{task}", f"{folder.name}, {task}").metrics)
+    finetune_task = FinetuneTask(make_task("classify", train), start, train, dev, settings, args.length)
+    return dict(run_training(finetune_task, settings, folder / f"task-{task}", f"{folder.name}, {task}").metrics)
 
 
-def about(device: str) -> dict[str, str]:
+def device_facts(device: str) -> dict[str, str]:
     """Where it ran."""
     import torch
 
@@ -212,12 +214,12 @@ def about(device: str) -> dict[str, str]:
     }
 
 
-def kept(path: Path = LINES) -> list[dict[str, Any]]:
+def read_records(path: Path = LINES) -> list[dict[str, Any]]:
     """The lines there are."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
+def append_record(path: Path, line: dict[str, Any]) -> None:
     """One more line, whole, whoever else writes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -225,16 +227,16 @@ def append(path: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def child(label: str, name: str, seed: int, args: argparse.Namespace) -> None:
+def run_variant(label: str, name: str, seed: int, args: argparse.Namespace) -> None:
     """One variant and seed, in a process of its own."""
     import torch
 
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.recompile_limit = RECOMPILATIONS
-    if args.tasks and tasks.missing():
-        tasks.stand_in()
+    if args.tasks and tasks.missing_libraries():
+        tasks.use_simple_metrics()
     try:
-        found = measure(name, seed, args)
+        record = train_variant(name, seed, args)
     except AlbertkitError:
         raise
     except Exception:
@@ -242,34 +244,34 @@ def child(label: str, name: str, seed: int, args: argparse.Namespace) -> None:
             raise
         print(f"{label}: resumes without compilation, after\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         args.compile = "no"
-        found = measure(name, seed, args)
-    append(args.results, found)
-    if not args.keep and "failed" not in found:
-        shutil.rmtree(place(name, seed, args), ignore_errors=True)
-    shown = {k: found[k] for k in ("mlm_loss", "mlm_accuracy", "sop_accuracy", "tasks", "failed") if k in found}
-    print(f"{label}: {shown} in {found['minutes']:.1f} min", flush=True)
+        record = train_variant(name, seed, args)
+    append_record(args.results, record)
+    if not args.keep and "failed" not in record:
+        shutil.rmtree(run_folder(name, seed, args), ignore_errors=True)
+    shown = {k: record[k] for k in ("mlm_loss", "mlm_accuracy", "sop_accuracy", "tasks", "failed") if k in record}
+    print(f"{label}: {shown} in {record['minutes']:.1f} min", flush=True)
 
 
 def run(args: argparse.Namespace) -> None:
     """All variants, seed by seed, so that one seed of everything is there early."""
-    args.tasks = dict(pair(given) for given in args.task)
-    same = recipe(args)
-    recorded = [line for line in kept(args.results) if line["recipe"] == same and "unfinished" not in line]
+    args.tasks = dict(parse_task(text) for text in args.task)
+    recipe = run_recipe(args)
+    recorded = [line for line in read_records(args.results) if line["recipe"] == recipe and "unfinished" not in line]
     done = {(line["variant"], line["seed"]) for line in recorded}
-    wanted = [(name, int(seed)) for seed in args.seeds.split(",") for name in chosen(args.only)]
-    pieces = [(f"{name}, seed {seed}", name, seed, args) for name, seed in wanted if (name, seed) not in done]
-    print(f"{len(pieces)} to train, {len(wanted) - len(pieces)} done before, {args.jobs} at a time", flush=True)
-    failed = each(child, pieces, args.jobs, attempts=2)
+    variants = [(name, int(seed)) for seed in args.seeds.split(",") for name in select_variants(args.only)]
+    jobs = [(f"{name}, seed {seed}", name, seed, args) for name, seed in variants if (name, seed) not in done]
+    print(f"{len(jobs)} to train, {len(variants) - len(jobs)} done before, {args.jobs} at a time", flush=True)
+    failed = run_jobs(run_variant, jobs, args.jobs, attempts=2)
     if failed:
         raise SystemExit(f"not done: {'; '.join(failed)}")
 
 
-def pair(given: str) -> tuple[str, tuple[str, str]]:
+def parse_task(text: str) -> tuple[str, tuple[str, str]]:
     """NAME=TRAIN,DEV."""
-    name, equals, files = given.partition("=")
+    name, equals, files = text.partition("=")
     train, comma, dev = files.partition(",")
     if not (equals and comma):
-        raise SystemExit(f"--task {given!r} must look like sst-2=train.tsv,dev.tsv")
+        raise SystemExit(f"--task {text!r} must look like sst-2=train.tsv,dev.tsv")
     return name, (train, dev)
 
 
@@ -297,31 +299,31 @@ def shared_options(parser: argparse.ArgumentParser, batch: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    one = verbs.add_parser("run")
-    shared_options(one, 256)
-    one.add_argument("--task", action="append", default=[], help="NAME=TRAIN,DEV: labelled texts of classes")
-    one.add_argument("--runs", type=Path, default=Path("runs/ablation"))
-    one.add_argument("--tokens", type=lambda text: int(float(text)))
-    one.add_argument("--minutes", type=float)
-    one.add_argument("--seeds", default="0,1,2")
-    one.add_argument("--jobs", type=int, default=1, help="trainings at a time")
-    one.add_argument("--epochs", type=float, help="of fine-tuning; default by the number of examples")
-    one.add_argument("--examples", type=int, help="at most so many of each file")
-    one.add_argument("--eval-rows", type=int)
-    one.add_argument("--log-every", type=int)
-    one.add_argument("--evaluations", type=int, help="on held-out rows, in equal steps of the budget")
-    one.add_argument("--keep", action="store_true", help="keep the models")
-    one.add_argument("--results", type=Path, default=LINES)
-    one.set_defaults(call=run)
-    two = verbs.add_parser("collect", help="recorded runs and those that are not finished, into OUT")
-    two.add_argument("runs", type=Path)
-    two.add_argument("results", type=Path)
-    two.add_argument("out", type=Path)
-    two.set_defaults(call=collect)
-    three = verbs.add_parser("best", help="folders of the best models so far")
-    three.add_argument("runs", type=Path)
-    three.add_argument("--count", type=int, default=2)
-    three.set_defaults(call=best)
+    run_parser = verbs.add_parser("run")
+    shared_options(run_parser, 256)
+    run_parser.add_argument("--task", action="append", default=[], help="NAME=TRAIN,DEV: labelled texts of classes")
+    run_parser.add_argument("--runs", type=Path, default=Path("runs/ablation"))
+    run_parser.add_argument("--tokens", type=lambda text: int(float(text)))
+    run_parser.add_argument("--minutes", type=float)
+    run_parser.add_argument("--seeds", default="0,1,2")
+    run_parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    run_parser.add_argument("--epochs", type=float, help="of fine-tuning; default by the number of examples")
+    run_parser.add_argument("--examples", type=int, help="at most so many of each file")
+    run_parser.add_argument("--eval-rows", type=int)
+    run_parser.add_argument("--log-every", type=int)
+    run_parser.add_argument("--evaluations", type=int, help="on held-out rows, in equal steps of the budget")
+    run_parser.add_argument("--keep", action="store_true", help="keep the models")
+    run_parser.add_argument("--results", type=Path, default=LINES)
+    run_parser.set_defaults(call=run)
+    collect_parser = verbs.add_parser("collect", help="recorded runs and those that are not finished, into OUT")
+    collect_parser.add_argument("runs", type=Path)
+    collect_parser.add_argument("results", type=Path)
+    collect_parser.add_argument("out", type=Path)
+    collect_parser.set_defaults(call=collect)
+    best_parser = verbs.add_parser("best", help="folders of the best models so far")
+    best_parser.add_argument("runs", type=Path)
+    best_parser.add_argument("--count", type=int, default=2)
+    best_parser.set_defaults(call=print_best)
     args = parser.parse_args()
     if args.call is run and (args.tokens is None) == (args.minutes is None):
         parser.error("give one budget: --tokens or --minutes")

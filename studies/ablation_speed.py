@@ -25,8 +25,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "studies")]
 
-from ablation import about, shape_options, shared_options, work_of  # noqa: E402
-from variants import chosen, variant  # noqa: E402
+from ablation import device_facts, pretrain_task, shape_options, shared_options  # noqa: E402
+from variants import select_variants, variant  # noqa: E402
 
 from albertkit.config import AlbertConfig, Options, preset  # noqa: E402
 from albertkit.errors import AlbertkitError  # noqa: E402
@@ -39,25 +39,28 @@ LONG = f"{USUAL},8192,16384"
 GROUP = 5  # updates that are timed together, since a GPU is asked for its results only at the end of them
 
 
-def speed(args: argparse.Namespace) -> None:
+def measure_training(args: argparse.Namespace) -> None:
     """Tokens a second of updates of each variant."""
     import torch
 
     torch.set_float32_matmul_precision("high")
-    same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch", "optimizer", "compile")}
-    alone({"what": "updates", **same}, chosen(args.only), timed, args)
+    recipe = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch", "optimizer", "compile")}
+    measure_variants({"what": "updates", **recipe}, select_variants(args.only), training_speed, args)
 
 
-def reading(args: argparse.Namespace) -> None:
+def measure_inference(args: argparse.Namespace) -> None:
     """Tokens a second of each variant that reads in a way of its own."""
     args.batch = args.batch or (FILL // args.length if on_gpu(args.device) else 16)
-    same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch")}
-    own = [name for name in chosen(args.only) if not variant(name).goals]
-    alone({"what": "reading", **same}, own, read_examples, args)
+    recipe = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch")}
+    names = [name for name in select_variants(args.only) if not variant(name).goals]
+    measure_variants({"what": "reading", **recipe}, names, inference_speed, args)
 
 
-def alone(
-    same: dict[str, Any], names: list[str], call: Callable[[str, argparse.Namespace], float], args: argparse.Namespace
+def measure_variants(
+    recipe: dict[str, Any],
+    names: list[str],
+    measure: Callable[[str, argparse.Namespace], float],
+    args: argparse.Namespace,
 ) -> None:
     """One variant after the other, on a machine that does nothing else, --rounds times over; the best of each counts,
     and what was measured before stays.
@@ -66,23 +69,23 @@ def alone(
 
     from albertkit.data.shards import replace_json
 
-    machine = about(args.device) | {"threads": str(torch.get_num_threads())}
+    machine = device_facts(args.device) | {"threads": str(torch.get_num_threads())}
     records = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else []
-    record = next((r for r in records if r["machine"] == machine and r["recipe"] == same), None)
+    record = next((r for r in records if r["machine"] == machine and r["recipe"] == recipe), None)
     if record is None:
-        record = {"machine": machine, "recipe": same, "tokens_per_second": {}}
+        record = {"machine": machine, "recipe": recipe, "tokens_per_second": {}}
         records.append(record)
-    found = record["tokens_per_second"]
-    wanted = [name for name in names if name not in found or args.only is not None]
-    for name in wanted:
-        found.pop(name, None)
-    for name in wanted * args.rounds:
+    speeds = record["tokens_per_second"]
+    to_measure = [name for name in names if name not in speeds or args.only is not None]
+    for name in to_measure:
+        speeds.pop(name, None)
+    for name in to_measure * args.rounds:
         try:
-            found[name] = max(found.get(name, 0.0), call(name, args))
+            speeds[name] = max(speeds.get(name, 0.0), measure(name, args))
         except (AlbertkitError, RuntimeError) as error:
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
             continue
-        print(f"{name}: {found[name]:,.0f} tokens/s", flush=True)
+        print(f"{name}: {speeds[name]:,.0f} tokens/s", flush=True)
         args.results.parent.mkdir(parents=True, exist_ok=True)
         replace_json(args.results, records)
         gc.collect()
@@ -90,7 +93,7 @@ def alone(
             torch.cuda.empty_cache()
 
 
-def read_examples(name: str, args: argparse.Namespace) -> float:
+def inference_speed(name: str, args: argparse.Namespace) -> float:
     """Tokens a second of a model with random weights: the runtime's on a processor, torch's in bf16 on a GPU."""
     import torch
 
@@ -119,7 +122,7 @@ def read_examples(name: str, args: argparse.Namespace) -> float:
         def call() -> None:
             engine.run(packed, config.num_hidden_layers)
 
-    return args.batch * args.length / usual(call, args.seconds)
+    return args.batch * args.length / median_seconds(call, args.seconds)
 
 
 def on_gpu(device: str) -> bool:
@@ -129,7 +132,7 @@ def on_gpu(device: str) -> bool:
     return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
-def timed(name: str, args: argparse.Namespace) -> float:
+def training_speed(name: str, args: argparse.Namespace) -> float:
     """Tokens a second: the median over groups of updates, after some to warm up."""
     import torch
 
@@ -138,7 +141,7 @@ def timed(name: str, args: argparse.Namespace) -> float:
 
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as scratch, process_group(args.device) as processes:
-        work, settings = work_of(name, 0, args, steps=10**6)
+        work, settings = pretrain_task(name, 0, args, steps=10**6)
         updates = TrainingRun(work, settings, Path(scratch), processes, print)
 
         def seconds(count: int) -> float:
@@ -155,7 +158,7 @@ def timed(name: str, args: argparse.Namespace) -> float:
         return count * args.batch * args.length / float(np.median(times))
 
 
-def usual(call: Callable[[], object], seconds: float) -> float:
+def median_seconds(call: Callable[[], object], seconds: float) -> float:
     """Seconds of a call: the median of several."""
     call()
     times: list[float] = []
@@ -186,53 +189,60 @@ def torch_times(config: AlbertConfig, length: int, texts: int, device: str, seco
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return {"full": usual(lambda: call(False), seconds), "window": usual(lambda: call(True), seconds)}
+    return {"full": median_seconds(lambda: call(False), seconds), "window": median_seconds(lambda: call(True), seconds)}
 
 
-def lengths(args: argparse.Namespace) -> None:
+def measure_lengths(args: argparse.Namespace) -> None:
     """Where a window begins to pay."""
     import torch
 
     device = "cuda" if on_gpu(args.device) else "cpu"
-    asked = [int(n) for n in (args.lengths or (LONG if device == "cuda" else USUAL)).split(",")]
+    lengths = [int(n) for n in (args.lengths or (LONG if device == "cuda" else USUAL)).split(",")]
     tokens = args.tokens or (FILL if device == "cuda" else 0)
-    config = preset(args.shape).replace(max_position_embeddings=max(asked), options=Options(window=args.window))
-    before = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else {}
+    config = preset(args.shape).replace(max_position_embeddings=max(lengths), options=Options(window=args.window))
+    results = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else {}
     rows = []
-    for length in asked:
+    for length in lengths:
         texts = max(1, tokens // length)
         rows.append({"length": length, "texts": texts, **torch_times(config, length, texts, device, args.seconds)})
         print(rows[-1], flush=True)
-    where = about(args.device) | {"threads": str(torch.get_num_threads())}
-    before[f"torch, {where['device']}"] = {"machine": where, "shape": args.shape, "window": args.window, "rows": rows}
+    machine = device_facts(args.device) | {"threads": str(torch.get_num_threads())}
+    results[f"torch, {machine['device']}"] = {
+        "machine": machine,
+        "shape": args.shape,
+        "window": args.window,
+        "rows": rows,
+    }
     args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.write_text(json.dumps(before, indent=1) + "\n", encoding="utf-8")
+    args.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    fast = verbs.add_parser("speed")
-    shared_options(fast, 64)
-    fast.add_argument("--steps", type=int, default=40, help="updates that are timed")
-    fast.add_argument("--warm", type=int, default=8, help="updates before")
-    fast.add_argument("--results", type=Path, default=SPEEDS)
-    fast.set_defaults(call=speed)
-    plain = verbs.add_parser("reading")
-    shape_options(plain, None)
-    plain.add_argument("--seconds", type=float, default=2.0)
-    plain.add_argument("--results", type=Path, default=SPEEDS)
-    plain.set_defaults(call=reading)
-    two = verbs.add_parser("lengths")
-    two.add_argument("--shape", default="small")
-    two.add_argument("--window", type=int, default=64)
-    two.add_argument("--lengths", help=f"in tokens; default {USUAL}, on a GPU {LONG}")
-    two.add_argument("--tokens", type=int, help=f"of all texts at once; default {FILL} on a GPU, else one text")
-    two.add_argument("--device", default="auto")
-    two.add_argument("--threads", type=int)
-    two.add_argument("--seconds", type=float, default=1.0)
-    two.add_argument("--results", type=Path, default=LENGTHS)
-    two.set_defaults(call=lengths)
+    speed_parser = verbs.add_parser("speed")
+    shared_options(speed_parser, 64)
+    speed_parser.add_argument("--steps", type=int, default=40, help="updates that are timed")
+    speed_parser.add_argument("--warm", type=int, default=8, help="updates before")
+    speed_parser.add_argument("--results", type=Path, default=SPEEDS)
+    speed_parser.set_defaults(call=measure_training)
+    reading_parser = verbs.add_parser("reading")
+    shape_options(reading_parser, None)
+    reading_parser.add_argument("--seconds", type=float, default=2.0)
+    reading_parser.add_argument("--results", type=Path, default=SPEEDS)
+    reading_parser.set_defaults(call=measure_inference)
+    lengths_parser = verbs.add_parser("lengths")
+    lengths_parser.add_argument("--shape", default="small")
+    lengths_parser.add_argument("--window", type=int, default=64)
+    lengths_parser.add_argument("--lengths", help=f"in tokens; default {USUAL}, on a GPU {LONG}")
+    lengths_parser.add_argument(
+        "--tokens", type=int, help=f"of all texts at once; default {FILL} on a GPU, else one text"
+    )
+    lengths_parser.add_argument("--device", default="auto")
+    lengths_parser.add_argument("--threads", type=int)
+    lengths_parser.add_argument("--seconds", type=float, default=1.0)
+    lengths_parser.add_argument("--results", type=Path, default=LENGTHS)
+    lengths_parser.set_defaults(call=measure_lengths)
     args = parser.parse_args()
     args.call(args)
 

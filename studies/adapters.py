@@ -40,7 +40,7 @@ from torch.nn.utils import parametrize
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
 
 from inference import machine, versions  # noqa: E402
-from jobs import each  # noqa: E402
+from jobs import run_jobs  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
@@ -105,22 +105,22 @@ class Adapted(AlbertModel):
         nn.Module.__init__(self)  # a second encoder would count as memory of this way
         self.config, self.encoder, self.heads = plain.config, plain.encoder, plain.heads
         linears = {n: m for n, m in self.encoder.groups.named_modules() if isinstance(m, nn.Linear)}
-        made = {name.replace(".", "-"): LowRank(linear.weight, rank) for name, linear in linears.items()}
-        for linear, adapter in zip(linears.values(), made.values(), strict=True):
+        adapters = {name.replace(".", "-"): LowRank(linear.weight, rank) for name, linear in linears.items()}
+        for linear, adapter in zip(linears.values(), adapters.values(), strict=True):
             parametrize.register_parametrization(linear, "weight", adapter)
         self.linears = {f"encoder.groups.{name}.weight": linear for name, linear in linears.items()}
         self.encoder.groups.requires_grad_(False)
-        self.heads["adapters"] = nn.ModuleDict(made).requires_grad_(True)
+        self.heads["adapters"] = nn.ModuleDict(adapters).requires_grad_(True)
 
-    def forward(self, *given: Any, **named: Any) -> ModelOutput:
+    def forward(self, *arguments: Any, **named: Any) -> ModelOutput:
         """The sums are made once, for all uses of the layer."""
         with parametrize.cached():
-            return super().forward(*given, **named)
+            return super().forward(*arguments, **named)
 
     def weights(self) -> dict[str, Any]:
         """The sums under the names of the matrices, and everything else."""
-        rest = {name: array for name, array in super().weights().items() if ".parametrizations." not in name}
-        return rest | {name: linear.weight.detach().cpu().numpy() for name, linear in self.linears.items()}
+        plain_weights = {name: array for name, array in super().weights().items() if ".parametrizations." not in name}
+        return plain_weights | {name: linear.weight.detach().cpu().numpy() for name, linear in self.linears.items()}
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
         """All but the sums: what they are made of is frozen, or lies beside them."""
@@ -130,9 +130,9 @@ class Adapted(AlbertModel):
 class Adapting(FinetuneTask):
     """The work of fine-tuning in one of the ways."""
 
-    def __init__(self, way: Way, *given: Any) -> None:
+    def __init__(self, way: Way, *arguments: Any) -> None:
         self.way = way
-        super().__init__(*given)
+        super().__init__(*arguments)
 
     def build_model(self) -> AlbertModel:
         """The model, with frozen parts and adapters as the way has them."""
@@ -141,19 +141,19 @@ class Adapting(FinetuneTask):
         return Adapted(model, self.way.rank) if self.way.rank else model
 
 
-def trained(model: nn.Module) -> dict[str, Tensor]:
+def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     """The tensors that learn, each once."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def added(work: Adapting, model: Path, texts: list[str]) -> int:
+def artifact_growth(work: Adapting, model: Path, texts: list[str]) -> int:
     """Bytes that a task adds on disk: the whole folder in int8, its tensors beyond the embeddings, or adapters and head
     as they are (float32).
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "int8"
         if work.way.rank:
-            save_file(trained(work.model), Path(scratch) / "adapters.safetensors")
+            save_file(trained_parameters(work.model), Path(scratch) / "adapters.safetensors")
             return (Path(scratch) / "adapters.safetensors").stat().st_size
         quantize(model, folder, 8, texts)
         if work.way.embeddings:
@@ -162,7 +162,7 @@ def added(work: Adapting, model: Path, texts: list[str]) -> int:
             return sum(file.get_tensor(n).nbytes for n in file.keys() if not n.startswith("encoder.embeddings."))  # noqa: SIM118
 
 
-def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
+def run_variant(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     """One way with one seed, in this process; what was found goes to a file."""
     way, start = WAYS[name], open_model(resolve(args.start))
     learn = read_examples("classify", args.data / "train.tsv").examples[: args.examples]
@@ -179,13 +179,13 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
         memory = resident_bytes("VmHWM")  # before anything is quantised
         if outcome.model is None:
             sys.exit("stopped")
-        size = added(work, outcome.model, [example.text for example in learn[:100]])
-    found = {
+        size = artifact_growth(work, outcome.model, [example.text for example in learn[:100]])
+    record = {
         "accuracy": outcome.metrics["accuracy"], "seconds": outcome.state.seconds, "memory": memory, "rate": rate, "backoff": outcome.state.backoff,
-        "collapsed": bool(no_learning_reason(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
+        "collapsed": bool(no_learning_reason(work)), "trained": sum(p.numel() for p in trained_parameters(work.model).values()), "bytes": size, "dev": len(dev),
     }  # fmt: skip
-    target.write_text(json.dumps(found), encoding="utf-8")
-    print(name, seed, json.dumps(found), flush=True)
+    target.write_text(json.dumps(record), encoding="utf-8")
+    print(name, seed, json.dumps(record), flush=True)
 
 
 def main() -> None:
@@ -205,18 +205,18 @@ def main() -> None:
         files = {
             (name, seed): Path(folder) / f"{i}-{seed}.json" for seed in range(args.seeds) for i, name in enumerate(WAYS)
         }
-        failed = each(one, [(name, seed, args, path) for (name, seed), path in files.items()], jobs=1)
+        failed = run_jobs(run_variant, [(name, seed, args, path) for (name, seed), path in files.items()], jobs=1)
         if failed:
             sys.exit(f"nothing is kept, since these did not end well: {', '.join(failed)}")
-        found = {key: json.loads(path.read_text(encoding="utf-8")) for key, path in files.items()}
+        records = {key: json.loads(path.read_text(encoding="utf-8")) for key, path in files.items()}
     if args.quick:
         return
-    ways = {
-        name: {**asdict(way), "runs": [run for (of, _), run in found.items() if of == name]}
+    settings = {
+        name: {**asdict(way), "runs": [run for (of, _), run in records.items() if of == name]}
         for name, way in WAYS.items()
     }
-    about = {"data": args.data.resolve().name, "start": args.start, "examples": args.examples, "epochs": args.epochs}
-    result = {"machine": machine(int(os.environ["OMP_NUM_THREADS"])), "versions": versions(), **about, "ways": ways}
+    facts = {"data": args.data.resolve().name, "start": args.start, "examples": args.examples, "epochs": args.epochs}
+    result = {"machine": machine(int(os.environ["OMP_NUM_THREADS"])), "versions": versions(), **facts, "ways": settings}
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

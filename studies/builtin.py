@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "studies", "bench")]
 
-from encoders import Maker, Onnx, Ours, onnx_files, race  # noqa: E402
+from encoders import Maker, Onnx, Ours, measure_speeds, onnx_files  # noqa: E402
 from inference import machine, mixed_texts, versions  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "builtin.json"
@@ -39,12 +39,12 @@ LONGEST = 1000  # characters of a text whose speed is measured, so that no encod
 Embed = Callable[[list[str]], np.ndarray]
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def unit_rows(vectors: np.ndarray) -> np.ndarray:
     """Of length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def some(rows: list[Any], limit: int | None) -> list[Any]:
+def sample(rows: list[Any], limit: int | None) -> list[Any]:
     """All rows, or this many from everywhere among them."""
     return rows if limit is None else rows[:: max(1, len(rows) // limit)][:limit]
 
@@ -53,37 +53,37 @@ def some(rows: list[Any], limit: int | None) -> list[Any]:
 # A file and a limit → the number of examples, and a function from an encoder to named scores.
 
 
-def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
+def similarity_task(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
     """STS-B: Spearman's correlation of cosines with people's marks, by width of the vectors."""
     from scipy.stats import spearmanr
 
     from albertkit.tasks.readers import read_examples
 
-    pairs = some(read_examples("match", file).examples, limit)
+    pairs = sample(read_examples("match", file).examples, limit)
     marks = [pair.label for pair in pairs]
 
     def score(embed: Embed) -> dict[str, float]:
         first, second = embed([p.text for p in pairs]), embed([p.pair for p in pairs])
         widths = [w for w in WIDTHS if w <= first.shape[1]]
-        cosines = {w: (unit(first[:, :w]) * unit(second[:, :w])).sum(1) for w in widths}
+        cosines = {w: (unit_rows(first[:, :w]) * unit_rows(second[:, :w])).sum(1) for w in widths}
         return {str(w): float(spearmanr(c, marks).statistic) for w, c in cosines.items()}
 
     return len(pairs), score
 
 
-def retrieval(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
+def retrieval_task(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
     """SQuAD: each question finds its own paragraph among all paragraphs of the file."""
     from albertkit.tasks.readers import read_examples
 
-    questions = some(read_examples("answer", file).examples, limit)
+    questions = sample(read_examples("answer", file).examples, limit)
     contexts = list(dict.fromkeys(q.context for q in questions))
     place = {context: i for i, context in enumerate(contexts)}
-    wanted = np.array([place[q.context] for q in questions])
+    correct = np.array([place[q.context] for q in questions])
 
     def score(embed: Embed) -> dict[str, float]:
         scores = embed([q.question for q in questions]) @ embed(contexts).T
-        own = scores[np.arange(len(wanted)), wanted]
-        rank = 1 + (scores > own[:, None]).sum(1)  # (questions,) 1 is best
+        correct_scores = scores[np.arange(len(correct)), correct]
+        rank = 1 + (scores > correct_scores[:, None]).sum(1)  # (questions,) 1 is best
         within = rank <= 10
         return {
             "nDCG@10": float(np.where(within, 1 / np.log2(rank + 1), 0).mean()),
@@ -94,7 +94,7 @@ def retrieval(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dic
     return len(questions), score
 
 
-def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
+def intent_task(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
     """CLINC150: intents of held-out texts by the nearest training text and by logistic regression; clusters without
     labels.
     """
@@ -106,21 +106,21 @@ def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[
 
     parts = {}
     for split in ("train", "dev"):
-        found = [e for e in read_examples("intent", file, ReadOptions(split=split)).examples if e.label != "oos"]
-        parts[split] = some(found, limit)
-    known, asked = (np.array([e.label for e in parts[s]]) for s in ("train", "dev"))
+        examples = [e for e in read_examples("intent", file, ReadOptions(split=split)).examples if e.label != "oos"]
+        parts[split] = sample(examples, limit)
+    train_labels, dev_labels = (np.array([e.label for e in parts[s]]) for s in ("train", "dev"))
 
     def score(embed: Embed) -> dict[str, float]:
         train, dev = (embed([e.text for e in parts[s]]) for s in ("train", "dev"))
-        learnt = LogisticRegression(C=10, max_iter=200).fit(train, known)
-        groups = KMeans(len(set(asked)), n_init=3, random_state=0).fit_predict(dev)
+        learnt = LogisticRegression(C=10, max_iter=200).fit(train, train_labels)
+        groups = KMeans(len(set(dev_labels)), n_init=3, random_state=0).fit_predict(dev)
         return {
-            "nearest": float((known[(dev @ train.T).argmax(1)] == asked).mean()),
-            "logistic": float((learnt.predict(dev) == asked).mean()),
-            "clusters": float(v_measure_score(asked, groups)),
+            "nearest": float((train_labels[(dev @ train.T).argmax(1)] == dev_labels).mean()),
+            "logistic": float((learnt.predict(dev) == dev_labels).mean()),
+            "clusters": float(v_measure_score(dev_labels, groups)),
         }
 
-    return len(asked), score
+    return len(dev_labels), score
 
 
 # Words behind masks ----------------------------------------------------------------------------------------------
@@ -144,15 +144,15 @@ def sentences(source: Path) -> Iterator[str]:
             yield from split_sentences(line.strip())
 
 
-def masked(source: Path, tokenizer: Any, count: int) -> list[tuple[str, str]]:
+def masked_rows(source: Path, tokenizer: Any, count: int) -> list[tuple[str, str]]:
     """(sentence with one word hidden, the word): sentences of 8 to 40 words, words that are one piece."""
     rng = np.random.default_rng(0)
     out = []
     for sentence in sentences(source):
         if not 8 <= len(sentence.split()) <= 40:
             continue
-        found = re.finditer(r"(?<!\S)[A-Za-z]+\b", sentence)
-        words = [m for m in found if tokenizer.id_of(f"▁{m.group().lower()}") is not None]
+        matches = re.finditer(r"(?<!\S)[A-Za-z]+\b", sentence)
+        words = [m for m in matches if tokenizer.id_of(f"▁{m.group().lower()}") is not None]
         if words:
             word = words[int(rng.integers(len(words)))]
             out.append((f"{sentence[: word.start()]}[MASK]{sentence[word.end() :]}", word.group().lower()))
@@ -161,7 +161,7 @@ def masked(source: Path, tokenizer: Any, count: int) -> list[tuple[str, str]]:
     return out
 
 
-def guessed(albert: Any, rows: list[tuple[str, str]], depth: int) -> dict[str, float]:
+def mlm_scores(albert: Any, rows: list[tuple[str, str]], depth: int) -> dict[str, float]:
     """How often the hidden word is the first guess, and among the first five."""
     guesses = [[g.word for g in albert.fill_mask(text, k=5, depth=depth)[0]] for text, _ in rows]
     return {
@@ -182,9 +182,9 @@ def encoders(args: argparse.Namespace, depths: tuple[int, ...]) -> dict[str, Mak
 
 
 TASKS = {  # option → name of the data, task
-    "sts": ("STS-B dev", likeness),
-    "squad": ("SQuAD dev", retrieval),
-    "clinc": ("CLINC150 small", intents),
+    "sts": ("STS-B dev", similarity_task),
+    "squad": ("SQuAD dev", retrieval_task),
+    "clinc": ("CLINC150 small", intent_task),
 }
 
 
@@ -195,20 +195,20 @@ def measure(args: argparse.Namespace, result: dict[str, Any], save: Callable[[],
         if (file := getattr(args, option)) is None:
             continue
         count, score = task(file, args.limit)
-        found = tasks[title] = {"file": "/".join(file.parts[-2:]), "option": option, "examples": count, "scores": {}}
-        for name, (kind, given) in encoders(args, DEPTHS).items():
-            found["scores"][name] = score(kind(*given).embed)
-            print(title, name, found["scores"][name], flush=True)
+        record = tasks[title] = {"file": "/".join(file.parts[-2:]), "option": option, "examples": count, "scores": {}}
+        for name, (kind, arguments) in encoders(args, DEPTHS).items():
+            record["scores"][name] = score(kind(*arguments).embed)
+            print(title, name, record["scores"][name], flush=True)
             save()
     if args.text:
         from albertkit import Albert
 
         albert = Albert(args.model, threads=args.threads)
-        rows = masked(args.text, albert.tokenizer, args.limit or 2000)
-        found = tasks["masked words"] = {"option": "text", "examples": len(rows), "scores": {}}
+        rows = masked_rows(args.text, albert.tokenizer, args.limit or 2000)
+        record = tasks["masked words"] = {"option": "text", "examples": len(rows), "scores": {}}
         for depth in DEPTHS:
-            found["scores"][f"int8, depth {depth}"] = guessed(albert, rows, depth)
-            print("masked words", depth, found["scores"][f"int8, depth {depth}"], flush=True)
+            record["scores"][f"int8, depth {depth}"] = mlm_scores(albert, rows, depth)
+            print("masked words", depth, record["scores"][f"int8, depth {depth}"], flush=True)
         save()
     if args.speed:
         result["speed"] = speed(args)
@@ -225,13 +225,13 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
             **{f"int8, depth {d}": (Ours, (args.model, d, args.threads)) for d in SPEED_DEPTHS},
             **{f"{name}, {kind}": (Onnx, (folder, file, args.threads)) for kind, file in files.items()},
         }
-        found = race(makers, texts, args.rounds, f"{name}, float32", lambda line: print(line, flush=True))
+        speeds = measure_speeds(makers, texts, args.rounds, f"{name}, float32", lambda line: print(line, flush=True))
     return {
         "machine": machine(args.threads),
         "texts": len(texts),
         "rounds": args.rounds,
         "base": f"{name}, float32",
-        "encoders": found,
+        "encoders": speeds,
     }
 
 
@@ -241,7 +241,7 @@ def weight_bytes(folder: Path) -> int:
     return (weights if weights.is_file() else onnx_files(folder)["float32"]).stat().st_size
 
 
-def named(text: str) -> tuple[str, Path]:
+def parse_peer(text: str) -> tuple[str, Path]:
     """NAME=FOLDER."""
     name, equals, folder = text.partition("=")
     if not equals or not Path(folder).is_dir():
@@ -255,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--float", type=Path)
-    parser.add_argument("--peer", type=named, action="append", default=[])
+    parser.add_argument("--peer", type=parse_peer, action="append", default=[])
     for option in (*TASKS, "text"):
         parser.add_argument(f"--{option}", type=Path)
     parser.add_argument("--speed", action="store_true", help="also texts a second; nothing else should run meanwhile")

@@ -65,20 +65,20 @@ def make_texts(folder: Path, count: int, source: Path) -> list[Path]:
     """Files of numbered texts of three to twelve words, that stand together in the corpus."""
     with lzma.open(source, "rt", encoding="utf-8") if source.suffix == ".xz" else source.open(encoding="utf-8") as file:
         words = file.read().split()
-    rng, files, each = random.Random(0), [], file_rows(count)
-    for start in range(0, count, each):
-        files.append(folder / f"texts-{start // each:04d}.txt")
+    rng, files, rows_per_file = random.Random(0), [], file_rows(count)
+    for start in range(0, count, rows_per_file):
+        files.append(folder / f"texts-{start // rows_per_file:04d}.txt")
         if files[-1].is_file():
-            for _ in range(start, min(start + each, count)):
+            for _ in range(start, min(start + rows_per_file, count)):
                 rng.random(), rng.random()
             continue
         part = files[-1].with_suffix(".part")
         with part.open("w", encoding="utf-8") as out:
-            for number in range(start, min(start + each, count)):
+            for number in range(start, min(start + rows_per_file, count)):
                 at, length = int(rng.random() * (len(words) - 12)), 3 + int(rng.random() * 10)
                 out.write(f"{number} {' '.join(words[at : at + length])}\n")
         part.replace(files[-1])
-        print(f"  texts: {min(start + each, count):,} of {count:,}", flush=True)
+        print(f"  texts: {min(start + rows_per_file, count):,} of {count:,}", flush=True)
     return files
 
 
@@ -111,9 +111,9 @@ def plain(model: Path, out: Path, part_rows: int, files: list[Path]) -> None:
     albert = Albert(model, threads=1)
     for file in files:
         with file.open(encoding="utf-8") as lines:
-            found = albert.embed_iter(line.rstrip("\n") for line in lines)
+            vectors = albert.embed_iter(line.rstrip("\n") for line in lines)
             for start in range(0, 10**12, part_rows):
-                group = list(islice(found, part_rows))
+                group = list(islice(vectors, part_rows))
                 if not group:
                     break
                 flat = arrow.FixedSizeListArray.from_arrays(arrow.array(np.concatenate(group)), albert.dim)
@@ -123,30 +123,32 @@ def plain(model: Path, out: Path, part_rows: int, files: list[Path]) -> None:
                 parquet.write_table(arrow.table(columns), place, use_dictionary=["source"], write_statistics=["row"])
 
 
-def lines_of(engine: str, model: Path, files: list[Path], out: Path, args: argparse.Namespace) -> list[list[str]]:
+def worker_commands(
+    engine: str, model: Path, files: list[Path], out: Path, args: argparse.Namespace
+) -> list[list[str]]:
     """The commands to be run side by side."""
     if engine == "plain":
-        own = [sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(out), str(args.part_rows)]
-        return [[*own, *map(str, files[at :: args.workers])] for at in range(args.workers)]
+        command = [sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(out), str(args.part_rows)]
+        return [[*command, *map(str, files[at :: args.workers])] for at in range(args.workers)]
     line = [sys.executable, "-m", "albertkit", "embed", "-m", str(model), "--engine", engine, "--workers", str(args.workers)]  # fmt: skip
     return [[*line, "--format", "parquet", "--part-rows", str(args.part_rows), "--output", str(out), *map(str, files)]]
 
 
-def family(parent: int) -> dict[int, tuple[int, str, float]]:
+def process_tree(parent: int) -> dict[int, tuple[int, str, float]]:
     """Descendants of a process and itself: parent, command and MB of each."""
-    found = {}
+    processes = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            parent_id = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             pages = int((path / "statm").read_text().split()[1])
         except OSError:
             continue
-        found[int(path.name)] = (above, command, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
+        processes[int(path.name)] = (parent_id, command, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
     inside = {parent}
-    while grown := {pid for pid, (above, _, _) in found.items() if above in inside} - inside:
-        inside |= grown
-    return {pid: found[pid] for pid in inside if pid in found}
+    while children := {pid for pid, (parent_id, _, _) in processes.items() if parent_id in inside} - inside:
+        inside |= children
+    return {pid: processes[pid] for pid in inside if pid in processes}
 
 
 def workers_of(processes: dict[int, tuple[int, str, float]]) -> list[int]:
@@ -159,9 +161,9 @@ def workers_of(processes: dict[int, tuple[int, str, float]]) -> list[int]:
     ]
 
 
-def look(pids: list[int], out: Path, began: float) -> tuple[dict[str, Any], list[int]]:
+def sample_memory(pids: list[int], out: Path, began: float) -> tuple[dict[str, Any], list[int]]:
     """What there is at this moment, and the workers."""
-    processes = {pid: about for parent in pids for pid, about in family(parent).items()}
+    processes = {pid: about for parent in pids for pid, about in process_tree(parent).items()}
     workers = workers_of(processes)
     size = {pid: mb for pid, (_, _, mb) in processes.items()}
     drivers = [pid for pid in pids if pid not in workers]
@@ -178,23 +180,27 @@ def embed(
     engine: str, model: Path, files: list[Path], out: Path, args: argparse.Namespace, kills: int
 ) -> dict[str, Any]:
     """One run, watched; `kills` workers are ended on the way, evenly."""
-    each = file_rows(args.texts)
-    total = sum(-(-min(each, args.texts - start) // args.part_rows) for start in range(0, args.texts, each))
-    curve, killed, began, said = [], [], time.perf_counter(), time.perf_counter()
+    rows_per_file = file_rows(args.texts)
+    total = sum(
+        -(-min(rows_per_file, args.texts - start) // args.part_rows) for start in range(0, args.texts, rows_per_file)
+    )
+    curve, killed, began, printed_at = [], [], time.perf_counter(), time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
-        given = lines_of(engine, model, files, out, args)
-        processes = [subprocess.Popen(line, stdout=log, stderr=log, env=ENVIRONMENT) for line in given]
+        commands = worker_commands(engine, model, files, out, args)
+        processes = [subprocess.Popen(line, stdout=log, stderr=log, env=ENVIRONMENT) for line in commands]
         try:
             while any(process.poll() is None for process in processes):
-                point, workers = look([process.pid for process in processes if process.poll() is None], out, began)
+                point, workers = sample_memory(
+                    [process.pid for process in processes if process.poll() is None], out, began
+                )
                 curve.append(point)
                 if workers and len(killed) < kills and point["parts"] > total * (len(killed) + 1) / (kills + 1):
                     os.kill(workers[0], signal.SIGKILL)
                     killed.append({"part": point["parts"], "seconds": point["seconds"]})
-                if time.perf_counter() - said > SAY:
-                    said = time.perf_counter()
+                if time.perf_counter() - printed_at > SAY:
+                    printed_at = time.perf_counter()
                     print(f"  {engine}: {point['parts']} of {total} parts after {point['seconds']:.0f} s", flush=True)
                 time.sleep(LOOK)
         finally:
@@ -207,14 +213,14 @@ def embed(
             raise SystemExit(f"{engine} failed: {log.read()[-2000:]}")
     return {
         "seconds": round(seconds, 1), "texts_per_second": round(args.texts / seconds, 1), "parts": total, "killed": killed,
-        "driver_peak_mb": max(point["driver_mb"] for point in curve), "worker_peak_mb": peak(curve),
-        "worker_growth_mb": round(peak(curve[len(curve) // 2 :]) - peak(curve[: len(curve) // 2]), 1),
+        "driver_peak_mb": max(point["driver_mb"] for point in curve), "worker_peak_mb": peak_memory(curve),
+        "worker_growth_mb": round(peak_memory(curve[len(curve) // 2 :]) - peak_memory(curve[: len(curve) // 2]), 1),
         "other_peak_mb": max(point["other_mb"] for point in curve),
         "memory": curve[:: max(1, len(curve) // POINTS)],
     }  # fmt: skip
 
 
-def peak(curve: list[dict[str, Any]]) -> float:
+def peak_memory(curve: list[dict[str, Any]]) -> float:
     """The most that a worker had."""
     return max((mb for point in curve for mb in point["worker_mb"]), default=0.0)
 
@@ -240,54 +246,54 @@ def check(out: Path, count: int) -> tuple[int, str]:
         for number, vector in zip(numbers.tolist(), vectors, strict=True):
             row = hashlib.blake2b(f"{source} {number} ".encode() + vector.tobytes(), digest_size=8).digest()
             total = (total + int.from_bytes(row, "little")) % 2**64
-    found = sum(int(flags.sum()) for flags in seen.values())
-    if found != count or any(flags.max() > 1 for flags in seen.values()):
-        raise SystemExit(f"{out}: {found} rows of {count}, or some of them twice")
-    return found, f"{total:016x}"
+    missing = sum(int(flags.sum()) for flags in seen.values())
+    if missing != count or any(flags.max() > 1 for flags in seen.values()):
+        raise SystemExit(f"{out}: {missing} rows of {count}, or some of them twice")
+    return missing, f"{total:016x}"
 
 
-def settled(args: argparse.Namespace, folder: Path) -> Path:
+def check_options(args: argparse.Namespace, folder: Path) -> Path:
     """The file of what is finished; anew if another size was asked for before."""
-    asked = {name: getattr(args, name) for name in ("texts", "workers", "part_rows", "kills")} | {
+    options = {name: getattr(args, name) for name in ("texts", "workers", "part_rows", "kills")} | {
         "file": str(args.file)
     }
-    kept = folder / "finished.json"
-    if kept.is_file() and json.loads(kept.read_text())["asked"] != asked:
+    finished_file = folder / "finished.json"
+    if finished_file.is_file() and json.loads(finished_file.read_text())["options"] != options:
         print(f"{folder} holds a run of another size, which is deleted")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if not kept.is_file():
-        kept.write_text(json.dumps({"asked": asked}))
-    return kept
+    if not finished_file.is_file():
+        finished_file.write_text(json.dumps({"options": options}))
+    return finished_file
 
 
 def measure(args: argparse.Namespace) -> None:
     from inference import machine, versions
 
     folder = (args.scratch or Path(tempfile.gettempdir())) / "albertkit-bulk"
-    kept = settled(args, folder)
+    finished_file = check_options(args, folder)
     files, model = make_texts(folder, args.texts, args.file), make_model(folder)
-    finished: dict[str, Any] = json.loads(kept.read_text())
+    finished: dict[str, Any] = json.loads(finished_file.read_text())
     for engine in args.engines.split(","):
         if engine in finished:
             print(f"{engine}: finished before")
             continue
         out = folder / engine
         shutil.rmtree(out, ignore_errors=True)
-        found = embed(engine, model, files, out, args, args.kills if engine == "ray" else 0)
-        found["rows"], found["hash"] = check(out, args.texts)
-        found["output_bytes"] = sum(path.stat().st_size for path in out.glob("part-*"))
-        finished[engine] = found
-        kept.write_text(json.dumps(finished))
+        record = embed(engine, model, files, out, args, args.kills if engine == "ray" else 0)
+        record["rows"], record["hash"] = check(out, args.texts)
+        record["output_bytes"] = sum(path.stat().st_size for path in out.glob("part-*"))
+        finished[engine] = record
+        finished_file.write_text(json.dumps(finished))
         shutil.rmtree(out)
         print(
-            f"{engine}: {found['seconds']} s, {found['texts_per_second']:,.0f} texts/s, hash {found['hash']}",
+            f"{engine}: {record['seconds']} s, {record['texts_per_second']:,.0f} texts/s, hash {record['hash']}",
             flush=True,
         )
-    asked = finished.pop("asked")
+    options = finished.pop("options")
     result = {
         "machine": machine(os.cpu_count() or 1), "libraries": {**versions(), "ray": version("ray")},
-        **{name: value for name, value in asked.items() if name != "file"},
+        **{name: value for name, value in options.items() if name != "file"},
         "input_bytes": sum(path.stat().st_size for path in files), "output_bytes": finished["ray"]["output_bytes"], **finished,
     }  # fmt: skip
     result["overhead_percent"] = round(100 * (finished["ray"]["seconds"] / finished["plain"]["seconds"] - 1), 2)
@@ -304,11 +310,11 @@ def table(args: argparse.Namespace) -> None:
     """Core-hours, days and bytes for many texts, from what was measured: they grow in proportion, since parts do not
     know of each other.
     """
-    found = json.loads(args.result.read_text())
-    each = found["ray"]["texts_per_second"] / found["workers"]
-    hours = args.wanted / each / 3600
+    result = json.loads(args.result.read_text())
+    texts_per_core = result["ray"]["texts_per_second"] / result["workers"]
+    hours = args.wanted / texts_per_core / 3600
     print(
-        f"{args.wanted:,} texts at {each:,.0f} texts a second and core: {hours:,.0f} core-hours, {args.wanted * found['output_bytes'] / found['texts'] / 1e12:,.2f} TB of output"
+        f"{args.wanted:,} texts at {texts_per_core:,.0f} texts a second and core: {hours:,.0f} core-hours, {args.wanted * result['output_bytes'] / result['texts'] / 1e12:,.2f} TB of output"
     )
     if args.price is not None:
         print(f"at {args.price} a core-hour: {hours * args.price:,.0f}")

@@ -45,35 +45,35 @@ def halved(folder: Path, scratch: Path) -> Path:
     artifact = read_artifact(folder)
     with np.errstate(over="ignore"):  # found below
         weights = {name: array.astype(np.float16) for name, array in artifact.weights.items()}
-    odd = [name for name, array in weights.items() if not np.isfinite(array).all()]
-    if odd:
-        raise SystemExit(f"{folder}: {odd[0]} does not fit into halves")
+    not_finite = [name for name, array in weights.items() if not np.isfinite(array).all()]
+    if not_finite:
+        raise SystemExit(f"{folder}: {not_finite[0]} does not fit into halves")
     return write_artifact(dataclasses.replace(artifact, weights=weights), scratch / folder)
 
 
 def pack(out: Path, folders: Sequence[Path], limit: int = LIMIT) -> list[Path]:
     """Write the parts; says what each folder takes."""
-    whole, seen = io.BytesIO(), dict[str, str]()
-    with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=whole, mode="w") as tar:
+    archive, first_copies = io.BytesIO(), dict[str, str]()
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=archive, mode="w") as tar:
         for folder in map(inside, folders):
             if not (folder / METADATA_FILE).is_file():
                 print(f"{folder}: not there, left out", flush=True)
                 continue
-            before = whole.tell()
+            before = archive.tell()
             for path in sorted(halved(folder, Path(scratch)).iterdir()):
                 name, mark = str(folder / path.name), digest(path)
                 info = tar.gettarinfo(path, name)
-                if mark in seen:
-                    info.type, info.linkname, info.size = tarfile.LNKTYPE, seen[mark], 0
+                if mark in first_copies:
+                    info.type, info.linkname, info.size = tarfile.LNKTYPE, first_copies[mark], 0
                     tar.addfile(info)
                     continue
-                seen[mark] = name
+                first_copies[mark] = name
                 info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
                 with path.open("rb") as file:
                     tar.addfile(info, file)
-            print(f"{folder}: {(whole.tell() - before) / 1e6:.1f} MB", flush=True)
+            print(f"{folder}: {(archive.tell() - before) / 1e6:.1f} MB", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    data, parts = whole.getbuffer(), []
+    data, parts = archive.getbuffer(), []
     for number, start in enumerate(range(0, len(data), limit)):
         part = out.with_name(f"{out.name}.tar.{number:02d}")
         part.write_bytes(data[start : start + limit])
@@ -84,10 +84,10 @@ def pack(out: Path, folders: Sequence[Path], limit: int = LIMIT) -> list[Path]:
 
 def unpack(parts: Sequence[Path], into: Path) -> list[Path]:
     """The folders again; those that are there are left alone."""
-    whole = io.BytesIO(b"".join(path.read_bytes() for path in sorted(parts)))
-    made = []
+    archive = io.BytesIO(b"".join(path.read_bytes() for path in sorted(parts)))
+    folders = []
     with tempfile.TemporaryDirectory() as scratch:
-        with tarfile.open(fileobj=whole) as tar:
+        with tarfile.open(fileobj=archive) as tar:
             tar.extractall(scratch, filter="data")
         for path in sorted(Path(scratch).rglob(METADATA_FILE)):
             folder = into / path.parent.relative_to(scratch)
@@ -99,17 +99,17 @@ def unpack(parts: Sequence[Path], into: Path) -> list[Path]:
                 shutil.copytree(path.parent, folder)
             else:
                 write_artifact(read_artifact(path.parent), folder)
-            made.append(folder)
+            folders.append(folder)
             print(folder, flush=True)
-    return made
+    return folders
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("pack")
-    one.add_argument("out", type=Path)
-    one.add_argument("folders", type=Path, nargs="+")
+    pack_parser = verbs.add_parser("pack")
+    pack_parser.add_argument("out", type=Path)
+    pack_parser.add_argument("folders", type=Path, nargs="+")
     two = verbs.add_parser("unpack")
     two.add_argument("parts", type=Path, nargs="+")
     two.add_argument("--into", type=Path, default=Path())

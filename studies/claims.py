@@ -25,13 +25,13 @@ STUDENT = {1: 63.7, 2: 9.9, 3: 5.8, 4: 4.6, 5: 4.0, 6: 3.7, 8: 3.4, 10: 3.2, 15:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a document says, and what would show it."""
+    """A claim of a document, the variant that tests it, and the results that it expects."""
 
     document: str
-    says: str
+    text: str
     variant: str
-    against: str
-    wants: tuple[str, ...]
+    baseline: str
+    expects: tuple[str, ...]
     """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster; of all
     measures of quality: better, no worse, worse.
     """
@@ -67,20 +67,20 @@ def mean_spread(values: list[float]) -> tuple[float, float]:
     return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 0.0
 
 
-def numbers(lines: list[Line]) -> dict[str, list[float]]:
+def values_by_measure(lines: list[Line]) -> dict[str, list[float]]:
     """The measures of one variant, over its seeds."""
-    found: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, list[float]] = defaultdict(list)
     for line in lines:
         for name in ("parameters", "operations_per_token", "mlm_loss", "mlm_accuracy", "sop_accuracy"):
             if name in line:
-                found[name].append(float(line[name]))
+                values[name].append(float(line[name]))
         for task, scores in line.get("tasks", {}).items():
             for score, value in scores.items():
-                found[f"task {task} {score}"].append(float(value))
-    return found
+                values[f"task {task} {score}"].append(float(value))
+    return values
 
 
-def whole(lines: list[Line], variant: str) -> list[Line]:
+def finished_lines(lines: list[Line], variant: str) -> list[Line]:
     """The lines of a variant that came to their end."""
     return [line for line in lines if line["variant"] == variant and "failed" not in line]
 
@@ -90,79 +90,83 @@ def spreads(lines: list[Line]) -> Spreads:
     squares: dict[str, float] = defaultdict(float)
     free: dict[str, int] = defaultdict(int)
     for variant in {line["variant"] for line in lines}:
-        for name, values in numbers(whole(lines, variant)).items():
+        for name, values in values_by_measure(finished_lines(lines, variant)).items():
             squares[name] += mean_spread(values)[1] ** 2 * (len(values) - 1)
             free[name] += len(values) - 1
     return {name: (math.sqrt(squares[name] / free[name]), free[name]) for name in free if free[name]}
 
 
-def differs(mine: list[float], theirs: list[float], spread: tuple[float, int] | None) -> str:
+def compare_means(values: list[float], baseline: list[float], spread: tuple[float, int] | None) -> str:
     """higher, lower, or the same as far as the seeds can tell."""
     if spread is None:
         return "same"
-    (a, s), (b, t) = mean_spread(mine), mean_spread(theirs)
+    (a, s), (b, t) = mean_spread(values), mean_spread(baseline)
     s, t = max(s, spread[0]), max(t, spread[0])  # a variant may spread more than the others do
-    error = math.sqrt(s**2 / len(mine) + t**2 / len(theirs))
+    error = math.sqrt(s**2 / len(values) + t**2 / len(baseline))
     limit = STUDENT[max(n for n in STUDENT if n <= spread[1])]
     if abs(a - b) <= limit * error:
         return "same"
     return "higher" if a > b else "lower"
 
 
-def quicker(claim: Claim, want: str, speeds: Speeds) -> dict[str, float]:
+def speed_ratios(claim: Claim, expected: str, speeds: Speeds) -> dict[str, float]:
     """How many times the tokens a second, by where: of updates for a claim about training, else of reading."""
-    kind = "updates" if want == "trains faster" else "reading"
-    both = {place: by for place, by in speeds.items() if claim.variant in by and claim.against in by}
-    return {place: by[claim.variant] / by[claim.against] for place, by in both.items() if place.startswith(kind)}
+    kind = "updates" if expected == "trains faster" else "reading"
+    comparable = {place: by for place, by in speeds.items() if claim.variant in by and claim.baseline in by}
+    return {place: by[claim.variant] / by[claim.baseline] for place, by in comparable.items() if place.startswith(kind)}
 
 
-def telling(lines: list[Line]) -> list[str]:
+def quality_measures(lines: list[Line]) -> list[str]:
     """The measures of quality that tell variants apart: masked words, sentence order if anyone learnt it, and of each
     task Matthews' correlation (a class that is frequent is no skill), or else its first score.
     """
-    names = {name for line in lines for name in numbers([line])}
-    found = [name for name in ("mlm_loss", "mlm_accuracy") if name in names]
-    if "sop_accuracy" in names and not unlearnt(lines):
-        found.append("sop_accuracy")
+    names = {name for line in lines for name in values_by_measure([line])}
+    measures = [name for name in ("mlm_loss", "mlm_accuracy") if name in names]
+    if "sop_accuracy" in names and not is_sentence_order_at_chance(lines):
+        measures.append("sop_accuracy")
     for task in sorted({name.split()[1] for name in names if name.startswith("task ")}):
         scores = [score for line in lines for score in line.get("tasks", {}).get(task, {})]
-        found.append(f"task {task} {'mcc' if 'mcc' in scores else scores[0]}")
-    return found
+        measures.append(f"task {task} {'mcc' if 'mcc' in scores else scores[0]}")
+    return measures
 
 
-def unlearnt(lines: list[Line]) -> bool:
+def is_sentence_order_at_chance(lines: list[Line]) -> bool:
     """Whether nobody learnt sentence order."""
-    orders = [numbers(whole(lines, name))["sop_accuracy"] for name in {line["variant"] for line in lines}]
+    orders = [
+        values_by_measure(finished_lines(lines, name))["sop_accuracy"] for name in {line["variant"] for line in lines}
+    ]
     return max((mean_spread(values)[0] for values in orders if values), default=0.0) < CHANCE
 
 
-def moves(claim: Claim, lines: list[Line]) -> dict[str, tuple[float, str]]:
+def quality_changes(claim: Claim, lines: list[Line]) -> dict[str, tuple[float, str]]:
     """Of each measure of quality, by how much the variant is above the other (points; loss as it is), and better, worse
     or same.
     """
-    mine, theirs = (numbers(whole(lines, name)) for name in (claim.variant, claim.against))
-    known, found = spreads(lines), {}
-    for name in telling(lines):
-        if not mine[name] or not theirs[name]:
+    values, baseline = (values_by_measure(finished_lines(lines, name)) for name in (claim.variant, claim.baseline))
+    spread, changes = spreads(lines), {}
+    for name in quality_measures(lines):
+        if not values[name] or not baseline[name]:
             continue
-        change = mean_spread(mine[name])[0] - mean_spread(theirs[name])[0]
-        said, loss = differs(mine[name], theirs[name], known.get(name)), name == "mlm_loss"
-        word = "same" if said == "same" else "better" if (said == "lower") == loss else "worse"
-        found[name] = (change if loss else 100 * change, word)
-    return found
+        change = mean_spread(values[name])[0] - mean_spread(baseline[name])[0]
+        comparison, loss = compare_means(values[name], baseline[name], spread.get(name)), name == "mlm_loss"
+        word = "same" if comparison == "same" else "better" if (comparison == "lower") == loss else "worse"
+        changes[name] = (change if loss else 100 * change, word)
+    return changes
 
 
-def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> str:
+def verdict(claim: Claim, lines: list[Line], speeds: Speeds) -> str:
     """Which parts of a claim hold in the runs of one recipe."""
     failed = [line for line in lines if line["variant"] == claim.variant and "failed" in line]
-    mine, theirs = (numbers(whole(lines, name)) for name in (claim.variant, claim.against))
-    if not mine and failed:
-        return f"not seen: {', '.join(claim.wants)}"
-    if not mine or not theirs:
+    values, baseline = (values_by_measure(finished_lines(lines, name)) for name in (claim.variant, claim.baseline))
+    if not values and failed:
+        return f"not seen: {', '.join(claim.expects)}"
+    if not values or not baseline:
         return "not measured"
-    ratios = {n: mean_spread(mine[n])[0] / mean_spread(theirs[n])[0] for n in ("parameters", "operations_per_token")}
-    quality = moves(claim, lines)
-    reading, training = quicker(claim, "faster", speeds), quicker(claim, "trains faster", speeds)
+    ratios = {
+        n: mean_spread(values[n])[0] / mean_spread(baseline[n])[0] for n in ("parameters", "operations_per_token")
+    }
+    quality = quality_changes(claim, lines)
+    reading, training = speed_ratios(claim, "faster", speeds), speed_ratios(claim, "trains faster", speeds)
     words = {word for _, word in quality.values()}
     verdicts: dict[str, list[str]] = {
         "holds": [],
@@ -171,37 +175,37 @@ def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> str:
         "does not hold": [],
         "not measured": [],
     }
-    for want in claim.wants:
-        if want in ("smaller", "fewer"):
-            ratio = ratios["parameters" if want == "smaller" else "operations_per_token"]
+    for expected in claim.expects:
+        if expected in ("smaller", "fewer"):
+            ratio = ratios["parameters" if expected == "smaller" else "operations_per_token"]
             word = "holds" if ratio < 1 - SOME else "does not hold"
-        elif want in ("faster", "trains faster"):
-            fast = [ratio > 1 + QUICK for ratio in (reading if want == "faster" else training).values()]
+        elif expected in ("faster", "trains faster"):
+            fast = [ratio > 1 + QUICK for ratio in (reading if expected == "faster" else training).values()]
             word = "not measured" if not fast else "holds" if all(fast) else "partly" if any(fast) else "does not hold"
         elif not quality:
             word = "not measured"
-        elif want == "worse":
+        elif expected == "worse":
             word = "holds" if "worse" in words else "cannot tell"
-        elif want == "no worse":
+        elif expected == "no worse":
             word = "does not hold" if "worse" in words else "holds"
         elif {"better", "worse"} <= words:
             word = "partly"
         else:
             word = "holds" if "better" in words else "does not hold" if "worse" in words else "cannot tell"
-        verdicts[word].append(want)
-    verdict = "; ".join(f"{word}: {', '.join(wants)}" for word, wants in verdicts.items() if wants)
-    once = min(len(whole(lines, name)) for name in (claim.variant, claim.against)) == 1
-    return verdict + (" (one seed)" if once else "")
+        verdicts[word].append(expected)
+    text = "; ".join(f"{word}: {', '.join(wants)}" for word, wants in verdicts.items() if wants)
+    has_one_seed = min(len(finished_lines(lines, name)) for name in (claim.variant, claim.baseline)) == 1
+    return text + (" (one seed)" if has_one_seed else "")
 
 
 def speeds_of(recipe: dict[str, Any], speeds: list[dict[str, Any]]) -> Speeds:
     """Tokens a second of the same shape and length, by what was done and where."""
-    found: Speeds = {}
+    by_label: Speeds = {}
     for record in speeds:
-        own, machine = record["recipe"], record["machine"]
-        if all(own.get(name) == recipe.get(name) for name in ("shape", "layers", "length")):
+        speed_recipe, machine = record["recipe"], record["machine"]
+        if all(speed_recipe.get(name) == recipe.get(name) for name in ("shape", "layers", "length")):
             threads = f", {machine['threads']} threads" if machine["device"] == "CPU" else ""
-            compiled = "" if own.get("compile", "auto") == "auto" else f", compile {own['compile']}"
-            label = f"{own.get('what', 'updates')}, {machine['device']}{threads}, {own['batch']} rows{compiled}"
-            found[label] = record["tokens_per_second"]
-    return found
+            compiled = "" if speed_recipe.get("compile", "auto") == "auto" else f", compile {speed_recipe['compile']}"
+            label = f"{speed_recipe.get('what', 'updates')}, {machine['device']}{threads}, {speed_recipe['batch']} rows{compiled}"
+            by_label[label] = record["tokens_per_second"]
+    return by_label

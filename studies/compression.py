@@ -58,12 +58,12 @@ def build(model: str | None, place: Path) -> dict[str, Path]:
 
     texts = wiki(500)
     convert(model, place / "whole")
-    made = {"whole, float32": place / "whole"}
+    models = {"whole, float32": place / "whole"}
 
     def quantised(name: str, source: Path, bits: int = 8) -> None:
         folder = place / name.replace(",", "").replace(" ", "-")
         quantize(source, folder, bits, texts)
-        made[name] = folder
+        models[name] = folder
 
     quantised("whole, int8", place / "whole")
     quantised("whole, 4-bit", place / "whole", 4)
@@ -75,17 +75,17 @@ def build(model: str | None, place: Path) -> dict[str, Path]:
     ):
         folder = place / name.replace("/", "-").replace(",", "").replace(" ", "-")
         prune(place / "whole", folder, keep, texts)
-        made[f"{name}, float32"] = folder
+        models[f"{name}, float32"] = folder
         if name == "FFN 1/2, heads 2/3":
             quantised(f"{name}, int8", folder)
     first, second, _ = sts()
     prune(place / "whole", place / "words", PruneSettings(vocabulary=[*first, *second]))
-    made["vocabulary of STS-B, float32"] = place / "words"
+    models["vocabulary of STS-B, float32"] = place / "words"
     make_static_model(place / "whole", place / "static", texts)
-    made["static, float32"] = place / "static"
+    models["static, float32"] = place / "static"
     quantize(place / "static", place / "static8", 8)
-    made["static, int8"] = place / "static8"
-    return made
+    models["static, int8"] = place / "static8"
+    return models
 
 
 def masked_accuracy(albert, texts: list[str]) -> float | None:
@@ -96,32 +96,34 @@ def masked_accuracy(albert, texts: list[str]) -> float | None:
 
     if albert.config.options.static or "heads.mlm.bias" not in albert.engine.weights:
         return None
-    rng, right, count = np.random.default_rng(0), 0, 0
+    rng, correct, count = np.random.default_rng(0), 0, 0
     ids = [e.ids for e in albert.tokenizer.encode_batch(texts, max_length=128)]
     for batch in token_batches(ids):
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
-        chosen = (rng.random(batch.ids.shape) < 0.15) & inside & (batch.ids > 4)
-        asked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id, batch.ids))
-        found = albert.engine.mlm_logits(albert.engine.run(asked, albert.depth)[chosen]).argmax(1)
-        right, count = right + int((found == batch.ids[chosen]).sum()), count + int(chosen.sum())
-    return right / max(1, count)
+        is_masked = (rng.random(batch.ids.shape) < 0.15) & inside & (batch.ids > 4)
+        masked = dataclasses.replace(batch, ids=np.where(is_masked, albert.tokenizer.mask_id, batch.ids))
+        predicted = albert.engine.mlm_logits(albert.engine.run(masked, albert.depth)[is_masked]).argmax(1)
+        correct, count = correct + int((predicted == batch.ids[is_masked]).sum()), count + int(is_masked.sum())
+    return correct / max(1, count)
 
 
-def quality(made: dict[str, Path]) -> dict[str, dict]:
+def quality(models: dict[str, Path]) -> dict[str, dict]:
     from scipy.stats import spearmanr
 
     from albertkit.albert import Albert
 
     first, second, scores = sts()
-    held, out, whole = wiki(100, start=600), {}, None
-    for name, folder in made.items():
+    held_out, out, full_vectors = wiki(100, start=600), {}, None
+    for name, folder in models.items():
         albert = Albert(folder)
         a, b = albert.embed(first), albert.embed(second)
-        whole = a if whole is None else whole
+        full_vectors = a if full_vectors is None else full_vectors
         row = {
             "sts_b_dev": 100 * float(spearmanr((a * b).sum(1), scores)[0]),
-            "masked_words": masked_accuracy(albert, held) if "vocabulary" not in name else None,
-            "cosine": float((a * whole).sum(1).mean()) if a.shape == whole.shape and "static" not in name else None,
+            "masked_words": masked_accuracy(albert, held_out) if "vocabulary" not in name else None,
+            "cosine": float((a * full_vectors).sum(1).mean())
+            if a.shape == full_vectors.shape and "static" not in name
+            else None,
             "bytes": max(p.stat().st_size for p in folder.glob("*.safetensors")),
         }
         out[name] = row
@@ -129,12 +131,12 @@ def quality(made: dict[str, Path]) -> dict[str, dict]:
     return out
 
 
-def speed(made: dict[str, Path], threads: int | None, rounds: int = ROUNDS) -> dict[str, dict]:
+def speed(models: dict[str, Path], threads: int | None, rounds: int = ROUNDS) -> dict[str, dict]:
     from albertkit.albert import Albert
 
     texts = sts()[0]
-    alberts = {name: Albert(folder, threads=threads) for name, folder in made.items()}
-    best = {name: [np.inf, np.inf] for name in made}
+    alberts = {name: Albert(folder, threads=threads) for name, folder in models.items()}
+    best = {name: [np.inf, np.inf] for name in models}
     for albert in alberts.values():
         albert.embed(texts)
     for _ in range(rounds):
@@ -151,7 +153,7 @@ def speed(made: dict[str, Path], threads: int | None, rounds: int = ROUNDS) -> d
     return {name: {"texts_per_second": 1 / many, "one_text_ms": 1e3 * one} for name, (many, one) in best.items()}
 
 
-def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
+def export_quality(models: dict[str, Path], place: Path) -> dict[str, dict]:
     """Size of each exported file, and how far onnxruntime and OpenVINO are from the runtime on real sentences."""
     import onnxruntime as ort
 
@@ -164,26 +166,26 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
     for name in ("whole, float32", "whole, int8", "FFN 1/2, heads 2/3, int8", "static, int8"):
         path = place / "model.onnx"
         wide = machine_max_level() == 255  # as the runtime does on this processor
-        report = export(made[name], path, ExportSettings(head="vector", full_range=wide), overwrite=True)
-        albert = Albert(made[name])
+        report = export(models[name], path, ExportSettings(head="vector", full_range=wide), overwrite=True)
+        albert = Albert(models[name])
         encodings = albert.tokenizer.encode_batch(texts)
         longest = max(len(e.ids) for e in encodings)
-        given = {
+        inputs = {
             n: np.zeros((len(texts), longest), np.int64) for n in ("input_ids", "attention_mask", "token_type_ids")
         }
         for row, e in enumerate(encodings):
-            given["input_ids"][row, : len(e.ids)], given["attention_mask"][row, : len(e.ids)] = e.ids, 1
-        found = {"onnxruntime": ort.InferenceSession(str(path)).run(["sentence_embedding"], given)[0]}
+            inputs["input_ids"][row, : len(e.ids)], inputs["attention_mask"][row, : len(e.ids)] = e.ids, 1
+        vectors = {"onnxruntime": ort.InferenceSession(str(path)).run(["sentence_embedding"], inputs)[0]}
         try:
             import openvino
 
             model = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-            found["openvino"] = model(given)["sentence_embedding"]
+            vectors["openvino"] = model(inputs)["sentence_embedding"]
         except ImportError:
             pass
         want = albert.embed(texts)
         row = {"bytes": report.bytes, "over_weights": report.bytes / report.weight_bytes - 1}
-        row |= {f"{k}_least_cosine": float((v * want).sum(1).min()) for k, v in found.items()}
+        row |= {f"{k}_least_cosine": float((v * want).sum(1).min()) for k, v in vectors.items()}
         out[name] = row
         print(name, row, flush=True)
     return out
@@ -199,19 +201,19 @@ def machine(threads: int | None) -> dict:
     return {"threads": threads or cores(), "processor": processor, "date": time.strftime("%Y-%m-%d")}
 
 
-def measured(given: argparse.Namespace) -> dict:
+def run_study(args: argparse.Namespace) -> dict:
     """Everything that needs no training."""
-    model = Path(given.model).name if given.model else "the built-in one"
-    result: dict = {"machine": {"model": model, **machine(given.threads)}}
+    model = Path(args.model).name if args.model else "the built-in one"
+    result: dict = {"machine": {"model": model, **machine(args.threads)}}
     with tempfile.TemporaryDirectory() as scratch:
-        made = build(given.model, Path(scratch))
-        result["quality"] = quality(made)
-        result["export"] = exported(made, Path(scratch))
-        result["speed"] = speed(made, given.threads, 1 if given.trial else ROUNDS)
+        models = build(args.model, Path(scratch))
+        result["quality"] = quality(models)
+        result["export"] = export_quality(models, Path(scratch))
+        result["speed"] = speed(models, args.threads, 1 if args.trial else ROUNDS)
     return result
 
 
-def keep(part: dict) -> None:
+def write_result(part: dict) -> None:
     """Put what was measured beside what was measured before."""
     before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
     RESULT.write_text(json.dumps({**before, **part}, indent=2) + "\n", encoding="utf-8")
@@ -232,17 +234,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="with --trained: trainings at a time")
     parser.add_argument("--only", choices=["train", "measure"], help="with --trained: one half of it")
     parser.add_argument("--quick", action="store_true", help="with --trained: toy size, and keep nothing")
-    given = parser.parse_args()
-    if given.trained:
-        found = run(given, SHARED)
+    args = parser.parse_args()
+    if args.trained:
+        found = run(args, SHARED)
         if found is not None:
-            keep({"trained": machine(given.threads) | found})
+            write_result({"trained": machine(args.threads) | found})
         return
-    result = measured(given)
-    if given.trial:
+    result = run_study(args)
+    if args.trial:
         print(json.dumps(result, indent=2))
     else:
-        keep(result)
+        write_result(result)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import each
+from jobs import run_jobs
 
 import tasks
 
@@ -46,29 +46,29 @@ class Job:
     texts: Path | None
     text_steps: int
 
-    def read_examples(self, part: str) -> list[Any]:
+    def read(self, part: str) -> list[Any]:
         """Examples of SST-2's train or dev."""
         from albertkit.tasks.readers import ReadOptions, read_examples
 
         path = self.shared / "data" / "sst-2" / f"{part}.tsv"
-        found: list[Any] = read_examples("classify", path, ReadOptions(split=part)).examples
-        return found[:64] if self.quick else found
+        examples: list[Any] = read_examples("classify", path, ReadOptions(split=part)).examples
+        return examples[:64] if self.quick else examples
 
     def examples(self) -> tuple[list[Any], list[Any]]:
         """To learn from, and to choose checkpoints by."""
         from albertkit.tasks.dataset import split_examples
 
-        if tasks.missing():  # checkpoints are then chosen by plain accuracy
-            tasks.stand_in()
-        found: tuple[list[Any], list[Any]] = split_examples(self.read("train"))
-        return found
+        if tasks.missing_libraries():  # checkpoints are then chosen by plain accuracy
+            tasks.use_simple_metrics()
+        split: tuple[list[Any], list[Any]] = split_examples(self.read("train"))
+        return split
 
     def sample(self) -> list[str]:
         """Texts to calibrate with."""
         return [e.text for e in self.examples()[0][:500]]
 
     @property
-    def usual(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Options of every training."""
         return {"device": self.device, "batch_size": BATCH, **({"epochs": 1, "max_length": 32} if self.quick else {})}
 
@@ -87,14 +87,14 @@ class Job:
 NAMES = ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
 
 
-def there(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
     return (folder / "albertkit.json").is_file()
 
 
-def lacks(folder: Path) -> bool:
+def is_missing(folder: Path) -> bool:
     """Whether a variant is still to be made; says so."""
-    print(f"{folder.name}: {'done before' if there(folder) else 'to be made'}", flush=True)
-    return not there(folder)
+    print(f"{folder.name}: {'done before' if is_finished(folder) else 'to be made'}", flush=True)
+    return not is_finished(folder)
 
 
 def finish(model: Path, folder: Path) -> None:
@@ -121,9 +121,9 @@ def make_whole(job: Job) -> None:
     start = job.start
     if job.quick:  # a fresh small model is enough to see whether everything runs
         tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
-        made = new_student(student_config(True), tokenizer, 0)
-        start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
-    options = FinetuneSettings(**job.usual)
+        student = new_student(student_config(True), tokenizer, 0)
+        start = str(write_artifact(student, job.runs / "start", overwrite=(job.runs / "start").exists()))
+    options = FinetuneSettings(**job.settings)
     done = finetune_examples("classify", *job.examples(), job.runs / "finetune", start, options, log=print)
     finish(done.model, job.place("whole"))
 
@@ -141,7 +141,7 @@ def make_recovered(job: Job) -> None:
     from albertkit.train.distill_data import RecoverySettings
     from albertkit.train.recover import Recovery
 
-    recovery = Recovery(job.task_data(), RecoverySettings(**job.usual), job.runs / "recovered.run", print)
+    recovery = Recovery(job.task_data(), RecoverySettings(**job.settings), job.runs / "recovered.run", print)
     prune(job.place("whole"), job.place("recovered"), PruneSettings(**KEEP), job.sample(), recovery=recovery)
 
 
@@ -158,7 +158,7 @@ def make_aware(job: Job) -> None:
     from albertkit.train.distill_data import RecoverySettings
     from albertkit.train.recover import train_for_bits
 
-    data, settings = job.task_data(), RecoverySettings(**job.usual)
+    data, settings = job.task_data(), RecoverySettings(**job.settings)
     trained = train_for_bits(job.place("whole"), BITS, data, settings, job.runs / "aware-4bit.run", print)
     quantize(trained, job.place("aware-4bit"), BITS, job.sample())
 
@@ -198,7 +198,7 @@ def make_alone(job: Job) -> None:
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
-    options = FinetuneSettings(**job.usual)
+    options = FinetuneSettings(**job.settings)
     done = finetune_examples(
         "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, log=print
     )
@@ -248,21 +248,21 @@ def build(job: Job, jobs: int) -> None:
     """Every variant; those that exist are left alone. First the two that others are made from."""
     first = ("whole", "student")
     for names in (first, [name for name in MAKERS if name not in first]):
-        failed = each(make, [(name, job) for name in names if lacks(job.place(name))], jobs)
+        failed = run_jobs(make, [(name, job) for name in names if is_missing(job.place(name))], jobs)
         if failed:
             raise SystemExit(f"not done: {'; '.join(failed)}")
 
 
-def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
+def measure(models: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
     """Accuracy, parameters, bytes and time of each variant."""
     from albertkit.albert import Albert
     from albertkit.compress.quantize import QualityCheck
     from albertkit.weights import encoder_shapes, size
 
-    judge = QualityCheck(made["whole"], dev)
-    alberts = {name: Albert(folder, threads=threads) for name, folder in made.items()}
+    judge = QualityCheck(models["whole"], dev)
+    alberts = {name: Albert(folder, threads=threads) for name, folder in models.items()}
     texts = [e.text for e in dev]
-    times = {name: [np.inf, np.inf] for name in made}
+    times = {name: [np.inf, np.inf] for name in models}
     for _ in range(rounds):
         for name, albert in alberts.items():
             began = time.perf_counter()
@@ -275,7 +275,7 @@ def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: 
                 single.append(time.perf_counter() - began)
             times[name] = [min(times[name][0], many), min(times[name][1], float(np.median(single)))]
     out = {}
-    for name, folder in made.items():
+    for name, folder in models.items():
         score = judge.score(folder)
         out[name] = {
             "metric": score.metric,
@@ -289,21 +289,21 @@ def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: 
     return out
 
 
-def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
+def run(args: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
     """Train and measure; None where nothing is to be kept."""
-    runs = Path(given.trained)
+    runs = Path(args.trained)
     runs.mkdir(parents=True, exist_ok=True)
-    job = Job(runs, shared, given.start, given.device, given.quick, given.texts, given.text_steps)
-    made = {name: job.place(name) for name in NAMES}
-    if given.only != "measure":
-        build(job, given.jobs)
-    if given.only == "train":
+    job = Job(runs, shared, args.start, args.device, args.quick, args.texts, args.text_steps)
+    models = {name: job.place(name) for name in NAMES}
+    if args.only != "measure":
+        build(job, args.jobs)
+    if args.only == "train":
         return None
-    lacking = [name for name, folder in made.items() if not there(folder)]
+    lacking = [name for name, folder in models.items() if not is_finished(folder)]
     if lacking:
         raise SystemExit(f"{', '.join(lacking)} not made yet; run --only train first")
-    result = measure(made, job.read("dev"), given.threads, 1 if given.quick else 5)
-    if given.quick:
+    result = measure(models, job.read("dev"), args.threads, 1 if args.quick else 5)
+    if args.quick:
         print(json.dumps(result, indent=2))
         return None
     return {"variants": result}

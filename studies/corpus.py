@@ -91,12 +91,12 @@ def tree(root: int) -> list[float]:
             parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
+    processes = [root]
+    for pid in processes:
+        processes += [child for child, parent in parents.items() if parent == pid]
     page = os.sysconf("SC_PAGE_SIZE") / 1e6
     sizes = []
-    for pid in found:
+    for pid in processes:
         try:
             sizes.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page)
         except OSError:

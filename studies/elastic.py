@@ -43,7 +43,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
 
 from inference import machine, versions  # noqa: E402
-from jobs import each  # noqa: E402
+from jobs import run_jobs  # noqa: E402
 from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
@@ -76,7 +76,7 @@ WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Elas
 }
 
 
-def mixture(way: str) -> dict[str, Any]:
+def parse_way(way: str) -> dict[str, Any]:
     """What a way sets of `ElasticSettings`: one of `WAYS`, or written out."""
     if way in WAYS:
         return WAYS[way]
@@ -91,7 +91,7 @@ def mixture(way: str) -> dict[str, Any]:
 # Training --------------------------------------------------------------------------------------------------------
 
 
-class Lesson:
+class TrainingSetup:
     """What all models of one data set have in common: examples, the model to start from, options, epochs."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
@@ -100,14 +100,14 @@ class Lesson:
         from albertkit.tasks.dataset import split_examples
         from albertkit.train.presets import preset_epochs
 
-        if tasks.missing():  # checkpoints are then chosen by plain metrics
-            tasks.stand_in()
+        if tasks.missing_libraries():  # checkpoints are then chosen by plain metrics
+            tasks.use_simple_metrics()
         self.set, self.out = SETS[name], args.models / name
         self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
         self.start = open_model(resolve(args.start, PRETRAINED[DEFAULT]))
-        own = {k: v for k, v in self.set.options.items() if k != "epochs"}
+        options = {k: v for k, v in self.set.options.items() if k != "epochs"}
         self.times = args.times
-        self.given = own | {"device": args.device, "seed": args.seed}
+        self.options = options | {"device": args.device, "seed": args.seed}
         self.epochs = args.epochs or preset_epochs(len(self.examples[0])) / 2
 
     def finetune(self, place: str, start: Any, epochs: float) -> None:
@@ -115,15 +115,15 @@ class Lesson:
         from albertkit.train.finetune import finetune_examples
         from albertkit.train.train_settings import FinetuneSettings
 
-        options = FinetuneSettings(**self.given, epochs=epochs)
+        options = FinetuneSettings(**self.options, epochs=epochs)
         finetune_examples(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
 
 
 def train_first(label: str, name: str, args: argparse.Namespace) -> None:
     """RUNS/SET/first, which all depths begin with."""
-    lesson = Lesson(name, args)
-    if untrained(lesson.out / "first"):
-        lesson.finetune("first", lesson.start, lesson.epochs)
+    setup = TrainingSetup(name, args)
+    if untrained(setup.out / "first"):
+        setup.finetune("first", setup.start, setup.epochs)
 
 
 def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None:
@@ -133,28 +133,28 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import ElasticSettings
 
-    lesson = Lesson(name, args)
-    if not untrained(lesson.out / way):
+    setup = TrainingSetup(name, args)
+    if not untrained(setup.out / way):
         return
-    mixed = mixture(way)
+    loss_options = parse_way(way)
     texts = more_texts(name, args) if way != "plain" else []
     if args.at_once or args.teachers:
-        longest = {"max_length": 128} | lesson.given
-        options = ElasticSettings(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
+        longest = {"max_length": 128} | setup.options
+        options = ElasticSettings(**longest | {"epochs": (1 + setup.times) * setup.epochs} | loss_options)
         if texts and args.teachers:
             teacher = args.teachers / name / "plain" / "model"
             unlabelled = UnlabelledTexts(texts, teacher)
-            finetune_elastic(lesson.start, *lesson.examples, lesson.out / way, options, unlabelled, print)
+            finetune_elastic(setup.start, *setup.examples, setup.out / way, options, unlabelled, print)
             return
         finetune_examples(
-            lesson.set.task, *lesson.examples, lesson.out / way, lesson.start, options, print, **lesson.set.settings
+            setup.set.task, *setup.examples, setup.out / way, setup.start, options, print, **setup.set.settings
         )
         return
-    middle = read_artifact(lesson.out / "first" / "model")
-    given = {k: v for k, v in lesson.given.items() if k != "max_length"}
-    options = ElasticSettings(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
+    first_model = read_artifact(setup.out / "first" / "model")
+    setup_options = {k: v for k, v in setup.options.items() if k != "max_length"}
+    options = ElasticSettings(**setup_options | {"epochs": setup.times * setup.epochs} | loss_options)
     unlabelled = UnlabelledTexts(texts) if texts else None
-    finetune_elastic(middle, *lesson.examples, lesson.out / way, options, unlabelled, print)
+    finetune_elastic(first_model, *setup.examples, setup.out / way, options, unlabelled, print)
 
 
 def more_texts(name: str, args: argparse.Namespace) -> list[str]:
@@ -170,29 +170,31 @@ def more_texts(name: str, args: argparse.Namespace) -> list[str]:
 def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
     """RUNS/SET/fixed-DEPTH."""
     if untrained(args.models / name / f"fixed-{depth}"):
-        lesson = Lesson(name, args)
-        shallow = replace(lesson.start, config=lesson.start.config.replace(num_hidden_layers=depth))
-        lesson.finetune(f"fixed-{depth}", shallow, (1 + lesson.times) * lesson.epochs)
+        setup = TrainingSetup(name, args)
+        shallow = replace(setup.start, config=setup.start.config.replace(num_hidden_layers=depth))
+        setup.finetune(f"fixed-{depth}", shallow, (1 + setup.times) * setup.epochs)
 
 
 def train(names: Sequence[str], args: argparse.Namespace) -> None:
     """All models, first those that others begin with."""
     for way in args.ways:
-        mixture(way)
+        parse_way(way)
     firsts = [] if args.at_once or args.teachers else [(name, name, args) for name in names]
-    failed = each(train_first, firsts, args.jobs)
-    failed += each(train_way, [(f"{name}, {way}", name, way, args) for name in names for way in args.ways], args.jobs)
+    failed = run_jobs(train_first, firsts, args.jobs)
+    failed += run_jobs(
+        train_way, [(f"{name}, {way}", name, way, args) for name in names for way in args.ways], args.jobs
+    )
     shallow = [(f"{name} with {depth} layers", name, depth, args) for name in names for depth in args.fixed]
-    failed += each(train_fixed, shallow, args.jobs)
+    failed += run_jobs(train_fixed, shallow, args.jobs)
     if failed:
         raise SystemExit(f"not done: {'; '.join(failed)}")
 
 
 def untrained(place: Path) -> bool:
     """Whether a model is still to be trained; says which it is."""
-    there = (place / "report.md").is_file()
-    print(f"{place.parent.name}/{place.name}: {'done before' if there else 'training'}", flush=True)
-    return not there
+    is_finished = (place / "report.md").is_file()
+    print(f"{place.parent.name}/{place.name}: {'done before' if is_finished else 'training'}", flush=True)
+    return not is_finished
 
 
 def ingredients(models: Path) -> dict[str, Any]:
@@ -201,21 +203,21 @@ def ingredients(models: Path) -> dict[str, Any]:
     """
     from albertkit.artifact import read_metadata
 
-    found: dict[str, Any] = {}
+    by_set: dict[str, Any] = {}
     for path in sorted(models.glob("*/*/model")):
         if path.parent.name not in WAYS:
             continue
         meta = read_metadata(path)[0]
         metrics, stored = meta.metrics, meta.details.get("early_exit")
-        at = metrics.get("dev at depth", {})
+        depth_scores = metrics.get("dev at depth", {})
         name = next((n for n in metrics["dev"]), "")
         exits = None if stored is None else ExitCalibration.from_dict(stored)
         risks = {} if exits is None else {s: exits.risk(s) for s in SHARES}
         depths = {s: next(m for r, _, m in exits.risks if r == risk) for s, risk in risks.items() if risk is not None}
-        found.setdefault(path.parents[1].name, {})[path.parent.name] = {
-            "metric": name, "depth": {**at, "full": metrics["dev"][name]}, "layers": depths,
+        by_set.setdefault(path.parents[1].name, {})[path.parent.name] = {
+            "metric": name, "depth": {**depth_scores, "full": metrics["dev"][name]}, "layers": depths,
         }  # fmt: skip
-    return found
+    return by_set
 
 
 # Measuring -------------------------------------------------------------------------------------------------------
@@ -228,24 +230,26 @@ class PatienceRule(ExitRule):
     patience: int = 1
 
 
-def depths_of(rule: ExitRule, judge: Any, read_examples: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
+def exit_depths_of(
+    rule: ExitRule, estimator: Any, scores: dict[int, list[Any]], units: Sequence[int]
+) -> dict[int, int]:
     """Where units leave, from what was read at every depth."""
-    left: dict[int, int] = {}
-    said: dict[int, tuple[Any, int]] = {}
+    exit_depth: dict[int, int] = {}
+    streaks: dict[int, tuple[Any, int]] = {}
     before = None
-    for number, look in enumerate(rule.exit_depths):
+    for number, depth in enumerate(rule.exit_depths):
         if isinstance(rule, PatienceRule):
-            for unit, answer in zip(units, judge.predictions(units, read_examples[look]), strict=True):
-                last, times = said.get(unit, (None, 0))
-                said[unit] = (answer, times + 1 if number and answer == last else 0)
-            leaving = [unit for unit in units if said[unit][1] >= rule.patience]
+            for unit, prediction in zip(units, estimator.predictions(units, scores[depth]), strict=True):
+                last, times = streaks.get(unit, (None, 0))
+                streaks[unit] = (prediction, times + 1 if number and prediction == last else 0)
+            exiting = [unit for unit in units if streaks[unit][1] >= rule.patience]
         else:
-            uncertainty = judge.uncertainty(units, read_examples[look], before)
-            leaving = [u for u, doubt in zip(units, uncertainty, strict=True) if doubt <= rule.limits[number]]
-        for unit in leaving:
-            left.setdefault(unit, look)
-        before = read_examples[look]
-    return {unit: left.get(unit, rule.depth) for unit in units}
+            uncertainty = estimator.uncertainty(units, scores[depth], before)
+            exiting = [u for u, value in zip(units, uncertainty, strict=True) if value <= rule.limits[number]]
+        for unit in exiting:
+            exit_depth.setdefault(unit, depth)
+        before = scores[depth]
+    return {unit: exit_depth.get(unit, rule.depth) for unit in units}
 
 
 def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -254,13 +258,13 @@ def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
 
 
-class Held:
+class HeldOutSet:
     """Held-out examples of a task as a model sees them, at every depth."""
 
     def __init__(self, albert: Albert, examples: list[Any]) -> None:
         self.albert, self.examples, self.task = albert, examples, albert.task
         self.features = task_features(albert, examples, albert.metadata.task)
-        self.judge = UncertaintyEstimator(self.task, self.features, examples)
+        self.estimator = UncertaintyEstimator(self.task, self.features, examples)
         ids, segments = [f.ids for f in self.features], [f.segments for f in self.features]
         every = range(1, albert.depth + 1)
         self.read = read_depths(albert, ids, segments, every, lambda h, n: read_heads(albert, h, n))
@@ -268,185 +272,195 @@ class Held:
 
     def quality(self, depths: dict[int, int]) -> dict[str, float]:
         """Metrics, mean depth and agreement, when each unit leaves at its depth."""
-        mixed: list[Any] = [None] * len(self.features)
+        scores: list[Any] = [None] * len(self.features)
         for unit, depth in depths.items():
-            for place in self.judge.units[unit]:
-                mixed[place] = self.read[depth][place]
-        found, full = (self.task.results(rows, self.features, self.examples) for rows in (mixed, self.read[self.full]))
+            for place in self.estimator.units[unit]:
+                scores[place] = self.read[depth][place]
+        results, full = (
+            self.task.results(rows, self.features, self.examples) for rows in (scores, self.read[self.full])
+        )
         from albertkit.tasks.confidence import results_agree
 
         mean = float(np.mean(list(depths.values())))
         return {
-            **self.task.measure(found, self.examples),
-            "agreement": float(results_agree(self.task, found, full).mean()),
+            **self.task.measure(results, self.examples),
+            "agreement": float(results_agree(self.task, results, full).mean()),
             "mean_depth": mean,
             "times_fewer_layers": self.full / mean,
         }
 
     def at(self, depth: int) -> dict[str, float]:
         """All at one depth."""
-        return self.quality(dict.fromkeys(range(len(self.judge.units)), depth))
+        return self.quality(dict.fromkeys(range(len(self.estimator.units)), depth))
 
     def rules(self, share: float, exit_depths: Sequence[int]) -> list[tuple[np.ndarray, ExitRule]] | None:
         """For each half its rule, which was found on the other one; None where a half cannot promise as much."""
-        sides, found = halves(len(self.examples)), []
-        for mine, other in (sides, sides[::-1]):
+        sides, rules = halves(len(self.examples)), []
+        for half, other in (sides, sides[::-1]):
             exits = self.exits(other, exit_depths)
             if exits is None or exits.risk(share) is None:
                 return None
-            found.append((mine, agreement_rule(exits, share, self.judge.compares_depths)))
-        return found
+            rules.append((half, agreement_rule(exits, share, self.estimator.compares_depths)))
+        return rules
 
-    def promised(self, share: float, exit_depths: Sequence[int]) -> dict[str, float] | None:
+    def calibrated(self, share: float, exit_depths: Sequence[int]) -> dict[str, float] | None:
         """Early exit with limits from the other half."""
-        left: dict[int, int] = {}
-        for mine, rule in self.rules(share, exit_depths) or ():
-            left |= depths_of(rule, self.judge, self.read, mine.tolist())
-        return self.quality(left) if left else None
+        exit_depth: dict[int, int] = {}
+        for half, rule in self.rules(share, exit_depths) or ():
+            exit_depth |= exit_depths_of(rule, self.estimator, self.read, half.tolist())
+        return self.quality(exit_depth) if exit_depth else None
 
     def exits(self, places: np.ndarray, exit_depths: Sequence[int]) -> ExitCalibration | None:
         """Limits found on some of the examples."""
-        chosen = set(places.tolist())
+        example_set = set(places.tolist())
         number = {place: i for i, place in enumerate(places.tolist())}
-        kept = [i for i, f in enumerate(self.features) if f.example in chosen]
-        features = [replace(self.features[i], example=number[self.features[i].example]) for i in kept]
-        read_examples = {d: [self.read[d][i] for i in kept] for d in (*exit_depths, self.full)}
-        return calibrate_scores(self.task, read_examples, features, [self.examples[p] for p in places])
+        indices = [i for i, f in enumerate(self.features) if f.example in example_set]
+        features = [replace(self.features[i], example=number[self.features[i].example]) for i in indices]
+        scores = {d: [self.read[d][i] for i in indices] for d in (*exit_depths, self.full)}
+        return calibrate_scores(self.task, scores, features, [self.examples[p] for p in places])
 
     def rule(self, rule: ExitRule) -> dict[str, float]:
         """A rule without a promise, on all."""
-        return self.quality(depths_of(rule, self.judge, self.read, range(len(self.judge.units))))
+        return self.quality(exit_depths_of(rule, self.estimator, self.read, range(len(self.estimator.units))))
 
 
-def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def measure(data_set: Set, examples: list[Any], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One data set: quality by depth and by rule, and times."""
-    models = measurable(folder)
+    models = finished_models(folder)
     opened = {name: Albert(path, bits=args.bits, threads=args.threads) for name, path in models.items()}
-    found: dict[str, Any] = {
-        "task": chosen.task,
-        "metric": chosen.metrics[0],
+    record_of_set: dict[str, Any] = {
+        "task": data_set.task,
+        "metric": data_set.metrics[0],
         "examples": len(examples),
         "bits": args.bits,
     }
-    found["history"] = {
+    record_of_set["history"] = {
         name: [s for s in a.metadata.history if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
     }
-    found["begun"] = learnt_before(opened["elastic"].metadata.history)
-    found["machine"] = machine(args.threads)
-    ways: dict[str, Callable[[], Any]] = {}
+    record_of_set["begun"] = multi_depth_step(opened["elastic"].metadata.history)
+    record_of_set["machine"] = machine(args.threads)
+    runs: dict[str, Callable[[], Any]] = {}
     for name, albert in opened.items():
-        held = Held(albert, examples)
-        exit_depths = range(1, held.full)
-        record: dict[str, Any] = {"layers": held.full, "depth": {d: held.at(d) for d in (*exit_depths, held.full)}}
-        ways[f"{name}, full depth"] = lambda a=albert: predict(a, examples, chosen.task)
+        held_out = HeldOutSet(albert, examples)
+        exit_depths = range(1, held_out.full)
+        record: dict[str, Any] = {
+            "layers": held_out.full,
+            "depth": {d: held_out.at(d) for d in (*exit_depths, held_out.full)},
+        }
+        runs[f"{name}, full depth"] = lambda a=albert: predict(a, examples, data_set.task)
         if not name.startswith("fixed"):
-            third = range(3, held.full, 3)
-            record["exit"] = {s: held.promised(s, exit_depths) for s in SHARES}
-            record["exit, looks every third layer"] = {s: held.promised(s, third) for s in SHARES}
+            third = range(3, held_out.full, 3)
+            record["exit"] = {s: held_out.calibrated(s, exit_depths) for s in SHARES}
+            record["exit, looks every third layer"] = {s: held_out.calibrated(s, third) for s in SHARES}
             flat = [
-                (f"entropy:{e}", ExitRule(held.full, tuple(exit_depths), (e,) * len(exit_depths))) for e in ENTROPIES
+                (f"entropy:{e}", ExitRule(held_out.full, tuple(exit_depths), (e,) * len(exit_depths)))
+                for e in ENTROPIES
             ]
-            flat += [(f"patience:{p}", PatienceRule(held.full, tuple(exit_depths), patience=p)) for p in PATIENCES]
-            record["rules"] = {text: held.rule(rule) for text, rule in flat}
+            flat += [(f"patience:{p}", PatienceRule(held_out.full, tuple(exit_depths), patience=p)) for p in PATIENCES]
+            record["rules"] = {text: held_out.rule(rule) for text, rule in flat}
         if name == "elastic":
-            for depth in (d for d in TIMED if d < held.full):
-                ways[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, chosen.task, depth=d)
+            for depth in (d for d in TIMED if d < held_out.full):
+                runs[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, data_set.task, depth=d)
             for share in SHARES:
                 for text, these in (("", exit_depths), (", looks every third layer", third)):
-                    rules = held.rules(share, these)
+                    rules = held_out.rules(share, these)
                     if rules is not None:
-                        ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rules: walked(h, r)
-        found[name] = record
-    found["seconds"] = race(ways, args.repeats)
-    found["seeds"] = [seed_of(found)] + [
-        seed_of({name: quality_of(place, examples, args) for name, place in measurable(more / folder.name).items()})
+                        runs[f"elastic, exit {share:.0%}{text}"] = lambda h=held_out, r=rules: run_early_exit(h, r)
+        record_of_set[name] = record
+    record_of_set["seconds"] = measure_times(runs, args.repeats)
+    record_of_set["seeds"] = [seed_of(record_of_set)] + [
+        seed_of(
+            {name: quality_of(place, examples, args) for name, place in finished_models(more / folder.name).items()}
+        )
         for more in args.more
         if (more / folder.name).is_dir()
     ]
-    return found
+    return record_of_set
 
 
-def measurable(folder: Path) -> dict[str, Path]:
+def finished_models(folder: Path) -> dict[str, Path]:
     """The finished models of a data set that are compared, by name."""
-    found = {
+    models = {
         place.name: place
         for place in sorted(folder.iterdir())
         if (place.name == "plain" or place.name.split("-")[0] in ("elastic", "fixed")) and (place / "model").is_dir()
     }
-    lacking = [name for name in ("plain", "elastic") if name not in found]
-    if lacking:
-        raise SystemExit(f"{folder} has no finished {lacking[0]}/model; train it first, or link it there")
-    return found
+    missing = [name for name in ("plain", "elastic") if name not in models]
+    if missing:
+        raise SystemExit(f"{folder} has no finished {missing[0]}/model; train it first, or link it there")
+    return models
 
 
-def unseen(examples: list[Any], texts: Path) -> list[Any]:
+def without_training_texts(examples: list[Any], texts: Path) -> list[Any]:
     """The examples none of whose sentences stands in a file of texts."""
-    from more_texts import bare  # of this folder
+    from more_texts import normalized  # of this folder
 
     lines = texts.read_text(encoding="utf-8").splitlines() if texts.is_file() else []
-    known = {bare(part) for line in lines for part in line.split("\t")}
-    return [e for e in examples if not any(bare(t) in known for t in (e.text, getattr(e, "pair", None)) if t)]
+    training_texts = {normalized(part) for line in lines for part in line.split("\t")}
+    return [
+        e for e in examples if not any(normalized(t) in training_texts for t in (e.text, getattr(e, "pair", None)) if t)
+    ]
 
 
 def quality_of(place: Path, examples: list[Any], args: argparse.Namespace) -> dict[str, Any]:
     """A model of another seed, at every depth and with exits."""
-    held = Held(Albert(place / "model", bits=args.bits, threads=args.threads), examples)
-    exit_depths = range(1, held.full)
-    exits = {s: held.promised(s, exit_depths) for s in SHARES} if place.name == "elastic" else {}
-    return {"layers": held.full, "depth": {d: held.at(d) for d in (*exit_depths, held.full)}, "exit": exits}
+    held_out = HeldOutSet(Albert(place / "model", bits=args.bits, threads=args.threads), examples)
+    exit_depths = range(1, held_out.full)
+    exits = {s: held_out.calibrated(s, exit_depths) for s in SHARES} if place.name == "elastic" else {}
+    return {"layers": held_out.full, "depth": {d: held_out.at(d) for d in (*exit_depths, held_out.full)}, "exit": exits}
 
 
-def seed_of(found: dict[str, Any]) -> dict[str, Any]:
+def seed_of(record: dict[str, Any]) -> dict[str, Any]:
     """What is compared between seeds: each model at its full depth, and elastic everywhere."""
-    kept = {n: r["depth"][r["layers"]] for n, r in found.items() if n == "plain" or n.startswith("fixed-")}
-    return {**kept, "elastic": {part: found["elastic"][part] for part in ("depth", "exit")}}
+    full_depth = {n: r["depth"][r["layers"]] for n, r in record.items() if n == "plain" or n.startswith("fixed-")}
+    return {**full_depth, "elastic": {part: record["elastic"][part] for part in ("depth", "exit")}}
 
 
-def learnt_before(made: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def multi_depth_step(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The step before fine-tuning that taught several depths, if there was one."""
-    for step in reversed(made):
+    for step in reversed(history):
         if step["step"] in ("pretrain", "distill"):
             depths = step["settings"].get("depths")
             return {"step": step["step"], "depths": depths, "minutes": step["minutes"]} if depths else None
     return None
 
 
-def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
+def run_early_exit(held_out: HeldOutSet, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
     """Early exit for real, from examples to results, each half with its rule."""
-    albert, depths = held.albert, []
+    albert, depths = held_out.albert, []
     for places, rule in rules:
-        examples = [held.examples[place] for place in places]
+        examples = [held_out.examples[place] for place in places]
         features = task_features(albert, examples, albert.metadata.task)
-        judge = UncertaintyEstimator(held.task, features, examples)
-        runner = EarlyExitRunner(albert, rule, lambda h, n: read_heads(albert, h, n), judge)
-        left = runner.run([f.ids for f in features], [f.segments for f in features])
-        held.task.results(left.outputs, features, examples)
-        depths.append(left.depths)
+        estimator = UncertaintyEstimator(held_out.task, features, examples)
+        runner = EarlyExitRunner(albert, rule, lambda h, n: read_heads(albert, h, n), estimator)
+        exits = runner.run([f.ids for f in features], [f.segments for f in features])
+        held_out.task.results(exits.outputs, features, examples)
+        depths.append(exits.depths)
     return ExitStats([], np.concatenate(depths))
 
 
-def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
+def measure_times(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
     """The best time of each, all of them in turn, by the clock and by the processor's; where texts left early, also the
     mean depth.
     """
-    spent: dict[str, list[float]] = {name: [] for name in ways}
+    processor_times: dict[str, list[float]] = {name: [] for name in runs}
     depths: dict[str, float] = {}
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        for name, way in ways.items():
+        for name, run in runs.items():
             began, used = time.perf_counter(), time.process_time()
-            done = way()
+            result = run()
             times[name].append(time.perf_counter() - began)
-            spent[name].append(time.process_time() - used)
-            if isinstance(done, ExitStats):
-                depths[name] = float(done.depths.mean())
+            processor_times[name].append(time.process_time() - used)
+            if isinstance(result, ExitStats):
+                depths[name] = float(result.depths.mean())
     return {
         name: {
-            "seconds": min(own),
-            "processor_seconds": min(spent[name]),
+            "seconds": min(seconds),
+            "processor_seconds": min(processor_times[name]),
             **({"mean_depth": depths[name]} if name in depths else {}),
         }
-        for name, own in times.items()
+        for name, seconds in times.items()
     }
 
 
@@ -461,50 +475,50 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     pairs = read_examples("classify", path).examples
     albert = Albert(threads=args.threads, depth=describe(DEFAULT).shape["layers"])
-    marks = [float(e.label) for e in pairs]
+    scores = [float(e.label) for e in pairs]
     texts = [t for e in pairs for t in (e.text, e.pair or "")]
-    full, exit_depths = albert.depth, [look for look in available_exit_depths(albert) if look < albert.depth]
-    by = {d: albert.embed(texts, depth=d) for d in (*exit_depths, full)}
+    full, exit_depths = albert.depth, [depth for depth in available_exit_depths(albert) if depth < albert.depth]
+    by_depth = {d: albert.embed(texts, depth=d) for d in (*exit_depths, full)}
 
-    def score(found: np.ndarray, depths: np.ndarray) -> dict[str, float]:
-        alike = (found[0::2] * found[1::2]).sum(1)
-        agreed = float((cosines(found, by[full]) >= MIN_COSINE).mean())
+    def score(embedded: np.ndarray, depths: np.ndarray) -> dict[str, float]:
+        alike = (embedded[0::2] * embedded[1::2]).sum(1)
+        agreed = float((cosines(embedded, by_depth[full]) >= MIN_COSINE).mean())
         mean = float(depths.mean())
-        return {"spearman": float(spearmanr(alike, marks).statistic), "agreement": agreed, "mean_depth": mean, "times_fewer_layers": full / mean}  # fmt: skip
+        return {"spearman": float(spearmanr(alike, scores).statistic), "agreement": agreed, "mean_depth": mean, "times_fewer_layers": full / mean}  # fmt: skip
 
     uncertainty = np.stack(
-        [np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(exit_depths))], 1
+        [np.full(len(texts), np.inf), *(1 - cosines(by_depth[b], by_depth[a]) for a, b in pairwise(exit_depths))], 1
     )
-    agrees = np.stack([cosines(by[d], by[full]) >= MIN_COSINE for d in exit_depths], 1)
+    agrees = np.stack([cosines(by_depth[d], by_depth[full]) >= MIN_COSINE for d in exit_depths], 1)
     record: dict[str, Any] = {
         "layers": full,
         "texts": len(texts),
         "close": MIN_COSINE,
         "machine": machine(args.threads),
     }
-    record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by.items()}
+    record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by_depth.items()}
     record["exit"] = {}
     for share in SHARES:
         depths = np.full(len(texts), full)
         sides = halves(len(texts))
-        for mine, other in (sides, sides[::-1]):
+        for half, other in (sides, sides[::-1]):
             exits = fit_calibration(uncertainty[other], agrees[other], exit_depths, full)
             if exits is not None and exits.risk(share) is not None:
-                leaves = uncertainty[mine] <= np.array(exits.limits(share))
-                depths[mine] = np.where(leaves.any(1), np.array(exit_depths)[leaves.argmax(1)], full)
-        record["exit"][share] = score(np.stack([by[int(d)][i] for i, d in enumerate(depths)]), depths)
-    record["seconds"] = race(
-        {f"depth {d}": lambda d=d: albert.embed(texts, depth=d) for d in by}
-        | {f"exit cosine:{c}": lambda c=c: early(albert, texts, c) for c in (0.9, 0.95)},
+                exits_at = uncertainty[half] <= np.array(exits.limits(share))
+                depths[half] = np.where(exits_at.any(1), np.array(exit_depths)[exits_at.argmax(1)], full)
+        record["exit"][share] = score(np.stack([by_depth[int(d)][i] for i, d in enumerate(depths)]), depths)
+    record["seconds"] = measure_times(
+        {f"depth {d}": lambda d=d: albert.embed(texts, depth=d) for d in by_depth}
+        | {f"exit cosine:{c}": lambda c=c: embed_early_exit(albert, texts, c) for c in (0.9, 0.95)},
         args.repeats,
     )
     return record
 
 
-def early(albert: Albert, texts: list[str], cosine: float) -> ExitStats:
+def embed_early_exit(albert: Albert, texts: list[str], cosine: float) -> ExitStats:
     """Vectors that stop when they stop moving."""
-    found, depths = albert.embed_early_exit(texts, early_exit=f"cosine:{cosine}")
-    return ExitStats(list(found), depths)
+    vectors, depths = albert.embed_early_exit(texts, early_exit=f"cosine:{cosine}")
+    return ExitStats(list(vectors), depths)
 
 
 def main() -> None:
@@ -542,24 +556,26 @@ def main() -> None:
     if args.step == "train":
         train(names, args)
         return
-    before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"sets": {}}
+    result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"sets": {}}
     for name in names:
-        every = load(SETS[name], args.data, args.examples)["dev"]
-        examples = unseen(every, args.texts / f"{name}.txt") if args.texts else every
-        before["sets"][name] = measure(SETS[name], examples, args.models / name, args)
-        before["sets"][name]["seen"] = len(every) - len(examples)
-        keep(before)
-        print(name, json.dumps(before["sets"][name]["seconds"], indent=1))
+        examples_of_set = load(SETS[name], args.data, args.examples)["dev"]
+        examples = (
+            without_training_texts(examples_of_set, args.texts / f"{name}.txt") if args.texts else examples_of_set
+        )
+        result["sets"][name] = measure(SETS[name], examples, args.models / name, args)
+        result["sets"][name]["seen"] = len(examples_of_set) - len(examples)
+        write_result(result)
+        print(name, json.dumps(result["sets"][name]["seconds"], indent=1))
     if args.sts:
-        before["vectors"] = vectors(args.sts, args)
-        keep(before)
+        result["vectors"] = vectors(args.sts, args)
+        write_result(result)
 
 
-def keep(found: dict[str, Any]) -> None:
+def write_result(result: dict[str, Any]) -> None:
     """Write what was measured so far."""
-    found |= {"libraries": versions()}
+    result |= {"libraries": versions()}
     beside = RESULT.with_suffix(".part")
-    beside.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     beside.replace(RESULT)
 
 

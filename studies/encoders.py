@@ -44,7 +44,7 @@ class Onnx:
         self.session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         self.names = {i.name for i in self.session.get_inputs()}
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.enable_truncation(longest(folder))
+        self.tokenizer.enable_truncation(max_length(folder))
         self.tokenizer.enable_padding()
 
     def embed(self, texts: list[str]) -> np.ndarray:
@@ -54,8 +54,8 @@ class Onnx:
             batch = self.tokenizer.encode_batch([texts[i] for i in order[start : start + BATCH]])
             mask = np.array([e.attention_mask for e in batch])
             ids = np.array([e.ids for e in batch])
-            given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-            hidden = self.session.run(None, {k: v for k, v in given.items() if k in self.names})[0]
+            inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            hidden = self.session.run(None, {k: v for k, v in inputs.items() if k in self.names})[0]
             vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1)[:, None]
             parts.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
         found = np.concatenate(parts).astype(np.float32)
@@ -64,7 +64,7 @@ class Onnx:
         return out
 
 
-def longest(folder: Path) -> int:
+def max_length(folder: Path) -> int:
     """Tokens a sentence encoder reads: what its sentence-transformers config says, else its tokenizer's."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if (folder / name).is_file():
@@ -77,18 +77,18 @@ def onnx_files(folder: Path, scratch: Path | None = None) -> dict[str, Path]:
     there is a `scratch` folder.
     """
     home = folder / "onnx" if (folder / "onnx").is_dir() else folder
-    found = {"float32": home / "model.onnx"}
-    there = [p for n in ("model_quantized.onnx", "model_int8.onnx") if (p := home / n).is_file()]
-    if there:
-        found["int8"] = there[0]
+    files = {"float32": home / "model.onnx"}
+    quantized = [p for n in ("model_quantized.onnx", "model_int8.onnx") if (p := home / n).is_file()]
+    if quantized:
+        files["int8"] = quantized[0]
     elif scratch is not None:
         from onnxruntime.quantization import QuantType, quantize_dynamic
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        ready, found["int8"] = scratch / f"{folder.name}.onnx", scratch / f"{folder.name}-int8.onnx"
-        quant_pre_process(str(found["float32"]), str(ready), skip_symbolic_shape=True)
-        quantize_dynamic(str(ready), str(found["int8"]), weight_type=QuantType.QInt8, per_channel=True)
-    return found
+        ready, files["int8"] = scratch / f"{folder.name}.onnx", scratch / f"{folder.name}-int8.onnx"
+        quant_pre_process(str(files["float32"]), str(ready), skip_symbolic_shape=True)
+        quantize_dynamic(str(ready), str(files["int8"]), weight_type=QuantType.QInt8, per_channel=True)
+    return files
 
 
 # Time ------------------------------------------------------------------------------------------------------------
@@ -98,10 +98,10 @@ Maker = tuple[
 ]  # a class above and what it is made with, so that it can be made in another process
 
 
-def child(made: Maker, texts: list[str], pipe: Any) -> None:
+def run_encoder(maker: Maker, texts: list[str], pipe: Any) -> None:
     """A process with one encoder: embeds when told to, and answers with the seconds it took."""
-    kind, given = made
-    encoder = kind(*given)
+    kind, arguments = maker
+    encoder = kind(*arguments)
     encoder.embed(texts[:BATCH])
     pipe.send(0.0)
     while pipe.recv():
@@ -110,7 +110,9 @@ def child(made: Maker, texts: list[str], pipe: Any) -> None:
         pipe.send(time.perf_counter() - start)
 
 
-def race(makers: dict[str, Maker], texts: list[str], rounds: int, base: str, say: Callable[[str], None]) -> dict:
+def measure_speeds(
+    makers: dict[str, Maker], texts: list[str], rounds: int, base: str, report: Callable[[str], None]
+) -> dict:
     """Texts a second of each encoder (the median round), and the median of its rounds' ratios to `base`.
 
     In each round every encoder has its turn, so that a busy moment hits all alike; each waits asleep in a process of
@@ -118,9 +120,9 @@ def race(makers: dict[str, Maker], texts: list[str], rounds: int, base: str, say
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = {}, []
-    for name, made in makers.items():
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=child, args=(made, texts, theirs), daemon=True))
+    for name, maker in makers.items():
+        pipes[name], child_pipe = context.Pipe()
+        processes.append(context.Process(target=run_encoder, args=(maker, texts, child_pipe), daemon=True))
         processes[-1].start()
         pipes[name].recv()
     seconds: dict[str, list[float]] = {name: [] for name in makers}
@@ -128,14 +130,14 @@ def race(makers: dict[str, Maker], texts: list[str], rounds: int, base: str, say
         for name, pipe in pipes.items():
             pipe.send(True)
             seconds[name].append(pipe.recv())
-        say(f"round {number + 1}: " + ", ".join(f"{n} {len(texts) / s[-1]:.1f}" for n, s in seconds.items()))
+        report(f"round {number + 1}: " + ", ".join(f"{n} {len(texts) / s[-1]:.1f}" for n, s in seconds.items()))
     for pipe, process in zip(pipes.values(), processes, strict=True):
         pipe.send(False)
         process.join()
     return {
         name: {
-            "texts_per_second": len(texts) / statistics.median(own),
-            "ratio": statistics.median(b / s for b, s in zip(seconds[base], own, strict=True)),
+            "texts_per_second": len(texts) / statistics.median(runs),
+            "ratio": statistics.median(b / s for b, s in zip(seconds[base], runs, strict=True)),
         }
-        for name, own in seconds.items()
+        for name, runs in seconds.items()
     }

@@ -165,12 +165,12 @@ def measure(args: argparse.Namespace) -> dict:
         for hide in HIDE_MODES:
             start = time.perf_counter()
             settings = ExplainSettings(methods=(method,), steps=args.steps)
-            (found,) = measure_faithfulness(explainer, texts, settings, hide)
-            row = {"hide": hide, **dataclasses.asdict(found), "seconds": round(time.perf_counter() - start, 2)}
+            (faithfulness,) = measure_faithfulness(explainer, texts, settings, hide)
+            row = {"hide": hide, **dataclasses.asdict(faithfulness), "seconds": round(time.perf_counter() - start, 2)}
             rows.append(row)
             print(
-                f"{method:<10} {hide:<5} comprehensiveness {found.comprehensiveness:.3f} (random {found.random_comprehensiveness:.3f}), "
-                f"sufficiency {found.sufficiency:.3f} (random {found.random_sufficiency:.3f}), gain {found.gain:+.3f} ± {found.gain_error:.3f}"
+                f"{method:<10} {hide:<5} comprehensiveness {faithfulness.comprehensiveness:.3f} (random {faithfulness.random_comprehensiveness:.3f}), "
+                f"sufficiency {faithfulness.sufficiency:.3f} (random {faithfulness.random_sufficiency:.3f}), gain {faithfulness.gain:+.3f} ± {faithfulness.gain_error:.3f}"
             )
     return {
         "texts_file": args.texts.name,
@@ -193,10 +193,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    kept = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-    kept[args.name or args.model.name] = measure(args)
+    recorded = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    recorded[args.name or args.model.name] = measure(args)
     part = args.out.with_suffix(".part")
-    part.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
     part.replace(args.out)
 
 

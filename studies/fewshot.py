@@ -52,7 +52,7 @@ def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Ro
 # -------------------
 
 
-def ours(job: dict[str, Any]) -> dict[str, Any]:
+def run_albertkit(job: dict[str, Any]) -> dict[str, Any]:
     """albertkit's frozen mode."""
     from albertkit.albert import Albert
     from albertkit.runtime.predict import predict
@@ -63,16 +63,16 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     train, test = ([TextExample(text, None, label) for text, label in job[split]] for split in ("train", "test"))
     with tempfile.TemporaryDirectory() as out:
         done = finetune_examples("classify", train, [], out, job["model"], FinetuneSettings(freeze=True, device="cpu"))
-        found = predict(Albert(done.model), test, "classify")
+        results = predict(Albert(done.model), test, "classify")
     return {
         "seconds": done.runs[0]["seconds"],
-        "said": [r.label for r in found],
-        "closed": [max(r.probabilities, key=r.probabilities.get) for r in found],
+        "said": [r.label for r in results],
+        "closed": [max(r.probabilities, key=r.probabilities.get) for r in results],
         "versions": {"albertkit": version("albertkit")},
     }
 
 
-def regression(job: dict[str, Any]) -> dict[str, Any]:
+def run_regression(job: dict[str, Any]) -> dict[str, Any]:
     """scikit-learn's logistic regression on vectors of sentence-transformers."""
     from sentence_transformers import SentenceTransformer
     from sklearn.linear_model import LogisticRegression
@@ -84,10 +84,10 @@ def regression(job: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     tested = model.encode([text for text, _ in job["test"]], normalize_embeddings=True)
     versions = {name: version(name) for name in ("sentence-transformers", "scikit-learn")}
-    return {"seconds": seconds, **answers(head.predict_proba(tested), head.classes_), "versions": versions}
+    return {"seconds": seconds, **predicted_labels(head.predict_proba(tested), head.classes_), "versions": versions}
 
 
-def setfit(job: dict[str, Any]) -> dict[str, Any]:
+def run_setfit(job: dict[str, Any]) -> dict[str, Any]:
     """setfit: contrastive fine-tuning of the encoder, then logistic regression."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
@@ -104,10 +104,10 @@ def setfit(job: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     chances = model.predict_proba([text for text, _ in job["test"]], as_numpy=True)
     versions = {name: version(name) for name in ("setfit", "sentence-transformers", "transformers", "torch")}
-    return {"seconds": seconds, **answers(chances, model.model_head.classes_), "versions": versions}
+    return {"seconds": seconds, **predicted_labels(chances, model.model_head.classes_), "versions": versions}
 
 
-def answers(chances: Any, names: Any) -> dict[str, list[str]]:
+def predicted_labels(chances: Any, names: Any) -> dict[str, list[str]]:
     """Probabilities of classes, out of scope among them, as answers."""
     import numpy as np
 
@@ -119,51 +119,57 @@ def answers(chances: Any, names: Any) -> dict[str, list[str]]:
     }
 
 
-SIDES = {"albertkit, frozen": ours, "MiniLM + logistic regression": regression, "setfit, MiniLM": setfit}
+SIDES = {
+    "albertkit, frozen": run_albertkit,
+    "MiniLM + logistic regression": run_regression,
+    "setfit, MiniLM": run_setfit,
+}
 
 
 # The run -----------------------------------------------------------------------------------------------------------
 
 
-def measure(test: Rows, said: list[str], closed: list[str]) -> dict[str, float]:
+def measure(test: Rows, predicted: list[str], closed: list[str]) -> dict[str, float]:
     """See `METRICS`."""
-    inside = [(label, a, b) for (_, label), a, b in zip(test, said, closed, strict=True) if label != OUTSIDE]
+    inside = [(label, a, b) for (_, label), a, b in zip(test, predicted, closed, strict=True) if label != OUTSIDE]
     strange = [label == OUTSIDE for _, label in test]
-    hits = sum(s and a == OUTSIDE for s, a in zip(strange, said, strict=True))
+    hits = sum(s and a == OUTSIDE for s, a in zip(strange, predicted, strict=True))
     return {
         "closed_accuracy": sum(label == b for label, _, b in inside) / len(inside),
         "in_scope_accuracy": sum(label == a for label, a, _ in inside) / len(inside),
-        "out_of_scope_f1": 2 * hits / max(1, sum(strange) + said.count(OUTSIDE)),
+        "out_of_scope_f1": 2 * hits / max(1, sum(strange) + predicted.count(OUTSIDE)),
     }
 
 
 def run(name: str, python: str, job: dict[str, Any]) -> dict[str, Any]:
     """One side in a process of its own; what it says when it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder, "job.json"), Path(folder, "found.json")
-        given.write_text(json.dumps(job), encoding="utf-8")
-        done = subprocess.run([python, __file__, "side", name, given, found], stderr=subprocess.PIPE, text=True)
-        if done.returncode or not found.exists():
+        job_file, result_file = Path(folder, "job.json"), Path(folder, "found.json")
+        job_file.write_text(json.dumps(job), encoding="utf-8")
+        done = subprocess.run(
+            [python, __file__, "side", name, job_file, result_file], stderr=subprocess.PIPE, text=True
+        )
+        if done.returncode or not result_file.exists():
             return {"error": (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]}
-        result: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
     scores = measure(job["test"], result.pop("said"), result.pop("closed"))
     return {**result, **scores}
 
 
 def mean(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean over the seeds of every number."""
-    wrong = [one["error"] for one in runs if "error" in one]
+    wrong = [run["error"] for run in runs if "error" in run]
     if wrong:
         return {"error": wrong[0]}
-    numbers = {k: statistics.fmean(one[k] for one in runs) for k in ("seconds", *METRICS)}
+    numbers = {k: statistics.fmean(run[k] for run in runs) for k in ("seconds", *METRICS)}
     return {**numbers, "versions": runs[0]["versions"]}
 
 
 def main() -> None:
     if sys.argv[1:2] == ["side"]:
-        name, given, found = sys.argv[2:]
-        result = SIDES[name](json.loads(Path(given).read_text(encoding="utf-8")))
-        Path(found).write_text(json.dumps(result), encoding="utf-8")
+        name, job_file, result_file = sys.argv[2:]
+        result = SIDES[name](json.loads(Path(job_file).read_text(encoding="utf-8")))
+        Path(result_file).write_text(json.dumps(result), encoding="utf-8")
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -185,7 +191,7 @@ def main() -> None:
         paths = {"model": str(args.model.resolve()), "minilm": str(args.minilm.resolve())}
         job = {**rows, **paths, "seed": seed, "steps": args.setfit_steps}
         for name, side in SIDES.items():
-            runs[name].append(run(name, sys.executable if side is ours else args.setfit_python, job))
+            runs[name].append(run(name, sys.executable if side is run_albertkit else args.setfit_python, job))
             print(seed, name, runs[name][-1], flush=True)
     classes = len({label for _, label in rows["train"]} - {OUTSIDE})
     result = {
@@ -194,9 +200,9 @@ def main() -> None:
         "shots": args.shots,
         "classes": classes,
         "seeds": args.seeds,
-        "examples": {split: len(own) for split, own in rows.items()},
+        "examples": {split: len(examples) for split, examples in rows.items()},
         "setfit_steps": args.setfit_steps,
-        "sides": {name: mean(found) for name, found in runs.items()},
+        "sides": {name: mean(result_file) for name, result_file in runs.items()},
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

@@ -74,32 +74,32 @@ def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Every way of writing, on the test part."""
     examples = load(args.data, "test", args.test)
     sources = [example.source for example in examples]
-    ways: dict[str, dict[str, float]] = {}
+    scores_by_method: dict[str, dict[str, float]] = {}
     shown: list[dict[str, str]] = []
     for name, (bits, style) in WAYS.items():
         albert = Albert(model, bits=bits, threads=args.threads)
         began = time.perf_counter()
         written = albert.generate(sources, **style)
         seconds = time.perf_counter() - began
-        found = albert.task.measure(written, examples)
-        copied = {k.removeprefix("copy_"): found.pop(k) for k in list(found) if k.startswith("copy_")}
+        metrics = albert.task.measure(written, examples)
+        copied = {k.removeprefix("copy_"): metrics.pop(k) for k in list(metrics) if k.startswith("copy_")}
         ended = sum(w.finished for w in written) / len(written)
-        ways[name] = {**found, "finished": ended, "texts_per_second": len(written) / seconds}
-        ways.setdefault("copy of the first words", copied)
-        print(name, json.dumps(ways[name]), flush=True)
+        scores_by_method[name] = {**metrics, "finished": ended, "texts_per_second": len(written) / seconds}
+        scores_by_method.setdefault("copy of the first words", copied)
+        print(name, json.dumps(scores_by_method[name]), flush=True)
         if not shown:
             shown = [
                 {"source": e.source, "target": e.target or "", "written": w.text}
                 for e, w in list(zip(examples, written, strict=True))[:: max(1, len(examples) // SHOWN)][:SHOWN]
             ]
     meta, _ = read_metadata(model)
-    made = meta.history[-1]
+    last_step = meta.history[-1]
     return {
-        "examples": {"train": made.get("examples"), "test": len(examples)},
-        "minutes": made.get("minutes"),
+        "examples": {"train": last_step.get("examples"), "test": len(examples)},
+        "minutes": last_step.get("minutes"),
         "held_out": meta.metrics.get("dev", {}),
         "details": meta.details,
-        "ways": ways,
+        "ways": scores_by_method,
         "shown": shown,
     }
 

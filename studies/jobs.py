@@ -17,9 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def each(call: Callable[..., None], pieces: Sequence[tuple[Any, ...]], jobs: int, attempts: int = 1) -> list[str]:
-    """Call `call(*piece)` for each piece, begun in this order, `jobs` at a time, again after a failure up to `attempts`
-    times; names those that failed or were not begun, by their first argument.
+def run_jobs(
+    function: Callable[..., None], arguments: Sequence[tuple[Any, ...]], jobs: int, attempts: int = 1
+) -> list[str]:
+    """Call a function with each tuple of arguments, in this order, `jobs` calls at a time, each up to `attempts` times.
+
+    Returns the first argument and the error of each call that failed or was not started.
     """
     share = str(max(1, (os.cpu_count() or 1) // jobs))
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
@@ -28,46 +31,46 @@ def each(call: Callable[..., None], pieces: Sequence[tuple[Any, ...]], jobs: int
     running: set[Any] = set()
     stop = threading.Event()
 
-    def one(piece: tuple[Any, ...]) -> str:
+    def run_with_attempts(job: tuple[Any, ...]) -> str:
         for _ in range(attempts):
-            why = once(piece)
-            if not why or stop.is_set():
+            failure = run_once(job)
+            if not failure or stop.is_set():
                 break
-        return why
+        return failure
 
-    def once(piece: tuple[Any, ...]) -> str:
-        process = context.Process(target=guarded, args=(call, piece))
+    def run_once(job: tuple[Any, ...]) -> str:
+        process = context.Process(target=run_reporting_errors, args=(function, job))
         if stop.is_set():
-            return "not begun"
+            return "not started"
         process.start()
         running.add(process)
-        if stop.is_set():  # asked while it was starting
+        if stop.is_set():  # a signal came while it was starting
             process.terminate()
         process.join()
         running.discard(process)
         return f"code {process.exitcode}" if process.exitcode else ""
 
-    def end(number: int, frame: Any) -> None:
+    def terminate_all(number: int, frame: Any) -> None:
         stop.set()
         for process in list(running) if number == signal.SIGTERM else ():  # Ctrl-C reaches them by itself
             process.terminate()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, terminate_all) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            said = list(pool.map(one, pieces))
+            failures = list(pool.map(run_with_attempts, arguments))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return [f"{piece[0]} ({why})" for piece, why in zip(pieces, said, strict=True) if why]
+    return [f"{job[0]} ({failure})" for job, failure in zip(arguments, failures, strict=True) if failure]
 
 
-def guarded(call: Callable[..., None], piece: tuple[Any, ...]) -> None:
-    """One piece, in its process."""
+def run_reporting_errors(function: Callable[..., None], job: tuple[Any, ...]) -> None:
+    """Call a function, print its traceback if it fails, and exit with 1."""
     try:
-        call(*piece)
+        function(*job)
     except SystemExit:
         raise
     except BaseException:
-        print(f"{piece[0]} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        print(f"{job[0]} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         sys.exit(1)

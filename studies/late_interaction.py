@@ -45,31 +45,33 @@ class Collection:
 
     def sample(self, queries: int, count: int) -> Collection:
         """Some queries with all their relevant texts, and others up to a count."""
-        asked = sorted(random.Random(1).sample(range(len(self.queries)), min(queries, len(self.queries))))
-        relevant = sorted(set().union(*(self.right[number] for number in asked)))
+        sampled = sorted(random.Random(1).sample(range(len(self.queries)), min(queries, len(self.queries))))
+        relevant = sorted(set().union(*(self.right[number] for number in sampled)))
         others = [place for place in range(len(self.texts)) if place not in set(relevant)]
         random.Random(0).shuffle(others)
-        kept = sorted([*relevant, *others[: max(0, count - len(relevant))]])
-        places = {place: new for new, place in enumerate(kept)}
-        right = [{places[place] for place in self.right[number]} for number in asked]
-        return Collection([self.texts[place] for place in kept], [self.queries[number] for number in asked], right)
+        text_numbers = sorted([*relevant, *others[: max(0, count - len(relevant))]])
+        places = {place: new for new, place in enumerate(text_numbers)}
+        right = [{places[place] for place in self.right[number]} for number in sampled]
+        return Collection(
+            [self.texts[place] for place in text_numbers], [self.queries[number] for number in sampled], right
+        )
 
 
 def main(data: Path, part: str, name: str, queries: int, texts: int) -> None:
     """Write the scores of one set; the others stay as they are."""
     rows = {"maxsim": rerank, "sparse": expand}[part](read(data, name).sample(queries, texts))
-    found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    found.setdefault(part, {})[name] = rows
+    results = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    results.setdefault(part, {})[name] = rows
     print(part, name, rows, flush=True)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def read(data: Path, name: str) -> Collection:
     texts, queries = (
         read_paragraphs(data / name) if name == "squad" else {"cisi": read_cisi, "npl": read_npl}[name](data / name)
     )
-    asked = [(query, places) for query, places in queries if places]
-    return Collection(texts, [query for query, _ in asked], [places for _, places in asked])
+    answered = [(query, places) for query, places in queries if places]
+    return Collection(texts, [query for query, _ in answered], [places for _, places in answered])
 
 
 def read_paragraphs(folder: Path) -> tuple[list[str], Queries]:
@@ -87,21 +89,21 @@ def read_paragraphs(folder: Path) -> tuple[list[str], Queries]:
 class KnownVectors:
     """The vectors of an `Albert`, of which those of some texts are known."""
 
-    def __init__(self, albert: Albert, known: dict[str, np.ndarray]) -> None:
-        self.albert, self.known, self.dim, self.name = albert, known, albert.dim, albert.name
+    def __init__(self, albert: Albert, vectors: dict[str, np.ndarray]) -> None:
+        self.albert, self.known, self.dim, self.name = albert, vectors, albert.dim, albert.name
 
     def embed(self, texts: Iterable[str]) -> np.ndarray:
         rows = [self.known[text] if text in self.known else self.albert.embed(text) for text in texts]
         return np.stack(rows)
 
 
-def searched(embedder: Embedder, found: Collection, mode: str, k: int) -> np.ndarray:
+def search_scores(embedder: Embedder, collection: Collection, mode: str, k: int) -> np.ndarray:
     """Scores (queries, texts) that rank as a search of the index does; texts that were not found have -inf."""
     with tempfile.TemporaryDirectory() as folder, Index.create(Path(folder) / "t.idx", embedder) as index:
-        index.add(Record(str(place), text) for place, text in enumerate(found.texts))
+        index.add(Record(str(place), text) for place, text in enumerate(collection.texts))
         limit = {} if mode == "keyword" else {"min_score": -1.0}
-        scores = np.full((len(found.queries), len(found.texts)), -np.inf)
-        for row, hits in zip(scores, index.search_many(found.queries, k, mode, **limit), strict=True):
+        scores = np.full((len(collection.queries), len(collection.texts)), -np.inf)
+        for row, hits in zip(scores, index.search_many(collection.queries, k, mode, **limit), strict=True):
             row[[int(hit.id) for hit in hits]] = 1 / (RRF + np.arange(1, len(hits) + 1))
         return scores
 
@@ -109,32 +111,34 @@ def searched(embedder: Embedder, found: Collection, mode: str, k: int) -> np.nda
 # Late interaction ------------------------------------------------------------------------------------------------
 
 
-def rerank(found: Collection) -> dict[str, float]:
+def rerank(collection: Collection) -> dict[str, float]:
     """nDCG@10 of the hybrid search, and of its best texts ranked again."""
     albert = Albert()
-    both = [*found.texts, *found.queries]
-    tokens = {layer: list(albert.token_vectors_iter(both, layer=layer)) for layer in LAYERS}
-    vectors = np.stack([one.vectors.mean(axis=0) for one in tokens[LAYERS[0]]])
+    inputs = [*collection.texts, *collection.queries]
+    tokens = {layer: list(albert.token_vectors_iter(inputs, layer=layer)) for layer in LAYERS}
+    vectors = np.stack([token_vectors.vectors.mean(axis=0) for token_vectors in tokens[LAYERS[0]]])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    first = searched(KnownVectors(albert, dict(zip(both, vectors, strict=True))), found, "hybrid", CANDIDATES)
-    count = len(found.texts)
+    first = search_scores(
+        KnownVectors(albert, dict(zip(inputs, vectors, strict=True))), collection, "hybrid", CANDIDATES
+    )
+    count = len(collection.texts)
     cosines = np.where(np.isfinite(first), vectors[count:] @ vectors[:count].T, -np.inf)
-    scores = {"hybrid": ndcg(first, found.right), "cosine": ndcg(cosines, found.right)}
+    scores = {"hybrid": ndcg(first, collection.right), "cosine": ndcg(cosines, collection.right)}
     for layer in LAYERS:
-        units = [unit_rows(one.vectors[1:-1]) for one in tokens[layer]]
+        units = [unit_rows(token_vectors.vectors[1:-1]) for token_vectors in tokens[layer]]
         similar = max_similarity(units[count:], units[:count], np.isfinite(first))
-        scores[f"maxsim, layer {layer}"] = ndcg(similar, found.right)
-        scores[f"cosine + maxsim, layer {layer}"] = ndcg(cosines + similar, found.right)
+        scores[f"maxsim, layer {layer}"] = ndcg(similar, collection.right)
+        scores[f"cosine + maxsim, layer {layer}"] = ndcg(cosines + similar, collection.right)
         fused = np.where(np.isfinite(first), first + reciprocal_ranks(similar), -np.inf)
-        scores[f"hybrid fused with maxsim, layer {layer}"] = ndcg(fused, found.right)
+        scores[f"hybrid fused with maxsim, layer {layer}"] = ndcg(fused, collection.right)
     rounded = {name: round(100 * value, 1) for name, value in scores.items()}
-    return {"texts": count, "queries": len(found.queries), **rounded}
+    return {"texts": count, "queries": len(collection.queries), **rounded}
 
 
-def max_similarity(queries: list[np.ndarray], texts: list[np.ndarray], wanted: np.ndarray) -> np.ndarray:
-    """MaxSim (queries, texts) where it is wanted; -inf elsewhere."""
-    scores = np.full(wanted.shape, -np.inf)
-    for number, place in zip(*np.nonzero(wanted), strict=True):
+def max_similarity(queries: list[np.ndarray], texts: list[np.ndarray], is_candidate: np.ndarray) -> np.ndarray:
+    """MaxSim (queries, texts) of the candidates; -inf elsewhere."""
+    scores = np.full(is_candidate.shape, -np.inf)
+    for number, place in zip(*np.nonzero(is_candidate), strict=True):
         scores[number, place] = (queries[number] @ texts[place].T).max(axis=1).mean()
     return scores
 
@@ -151,31 +155,31 @@ def reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
 # Sparse vectors of the masked-word head --------------------------------------------------------------------------
 
 
-def expand(found: Collection) -> dict[str, float]:
+def expand(collection: Collection) -> dict[str, float]:
     """nDCG@10 of keywords and of sparse vectors."""
     albert, small = Albert("small-pretrained"), Albert()
-    empty = KnownVectors(small, dict.fromkeys(found.texts, np.ones(small.dim, np.float32)))  # keywords need none
-    words = searched(empty, found, "keyword", 100)
-    scores = {"texts": len(found.texts), "queries": len(found.queries)}
-    scores["keywords (BM25)"] = round(100 * ndcg(words, found.right), 1)
-    ids = [Counter(encoding.ids[1:-1]) for encoding in albert.tokenizer.encode_batch(found.texts)]
-    seen = Counter(token for row in ids for token in row)
+    empty = KnownVectors(small, dict.fromkeys(collection.texts, np.ones(small.dim, np.float32)))  # keywords need none
+    words = search_scores(empty, collection, "keyword", 100)
+    scores = {"texts": len(collection.texts), "queries": len(collection.queries)}
+    scores["keywords (BM25)"] = round(100 * ndcg(words, collection.right), 1)
+    ids = [Counter(encoding.ids[1:-1]) for encoding in albert.tokenizer.encode_batch(collection.texts)]
+    frequencies = Counter(token for row in ids for token in row)
     size = albert.config.vocab_size
-    idf = np.log(1 + len(ids) / (1 + np.array([seen[token] for token in range(size)], np.float32)))
-    asked_ids = [encoding.ids[1:-1] for encoding in albert.tokenizer.encode_batch(found.queries)]
-    own = np.zeros((len(asked_ids), size), np.float32)
-    for row, tokens in zip(own, asked_ids, strict=True):
+    idf = np.log(1 + len(ids) / (1 + np.array([frequencies[token] for token in range(size)], np.float32)))
+    asked_ids = [encoding.ids[1:-1] for encoding in albert.tokenizer.encode_batch(collection.queries)]
+    query_weights = np.zeros((len(asked_ids), size), np.float32)
+    for row, tokens in zip(query_weights, asked_ids, strict=True):
         row[tokens] = 1
-    texts, queries = predicted(albert, found.texts), predicted(albert, found.queries)
+    texts, queries = predict_tokens(albert, collection.texts), predict_tokens(albert, collection.queries)
     for kind in KINDS:
         for weight, factor in (("", np.float32(1)), (" with idf", idf)):
-            for name, query in (("both expanded", queries[kind]), ("texts expanded", own)):
+            for name, query in (("both expanded", queries[kind]), ("texts expanded", query_weights)):
                 row = (query * factor) @ texts[kind].T
-                scores[f"{kind}{weight}, {name}"] = round(100 * ndcg(row, found.right), 1)
+                scores[f"{kind}{weight}, {name}"] = round(100 * ndcg(row, collection.right), 1)
     return scores
 
 
-def predicted(albert: Albert, texts: list[str]) -> dict[str, np.ndarray]:
+def predict_tokens(albert: Albert, texts: list[str]) -> dict[str, np.ndarray]:
     """For each of `KINDS`, the largest weight (texts, tokens) of each token at any place; the `TERMS` largest are kept."""
     encodings = albert.tokenizer.encode_batch(texts, max_length=MOST_TOKENS)
     weights = {kind: np.zeros((len(texts), albert.config.vocab_size), np.float32) for kind in KINDS}
@@ -190,8 +194,8 @@ def predicted(albert: Albert, texts: list[str]) -> dict[str, np.ndarray]:
             for kind, best in zip(
                 KINDS, (np.log1p(np.maximum(logits.max(axis=0), 0)), shares.max(axis=0)), strict=True
             ):
-                kept = np.argpartition(-best, TERMS)[:TERMS]
-                weights[kind][place, kept] = best[kept]
+                likeliest = np.argpartition(-best, TERMS)[:TERMS]
+                weights[kind][place, likeliest] = best[likeliest]
     return weights
 
 

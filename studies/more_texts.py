@@ -7,7 +7,7 @@ Writes OUT/conll2003.txt: sentences of CoNLL-2003 with entities replaced by othe
 MRPC, RTE and STS-B, and sentences of a corpus that contain names. Writes OUT/mrpc.txt, pairs separated by a tab: pairs
 of MRPC in which words were omitted or replaced by likely tokens of the built-in pre-trained model, pairs of STS-B and
 RTE, and sentences of all three paired with their most similar ones. Held-out parts of training sets (`split_examples`)
-and all dev files are excluded. STS-B shares some pairs with MRPC's dev file, so `beyond` drops every line with a
+and all dev files are excluded. STS-B shares some pairs with MRPC's dev file, so `without_dev_texts` drops every line with a
 sentence of a dev file.
 """
 
@@ -44,24 +44,26 @@ def training(name: str, data: Path) -> list[Any]:
     return list(split_examples(load(SETS[name], data, None)["train"])[0])
 
 
-def bare(text: str) -> str:
+def normalized(text: str) -> str:
     """A sentence as it is compared: small letters and signs, without spaces."""
     return "".join(text.lower().split())
 
 
-def beyond(lines: list[str], name: str, data: Path) -> list[str]:
+def without_dev_texts(lines: list[str], name: str, data: Path) -> list[str]:
     """The lines that share no sentence with the held-out file of a set."""
-    held = {bare(t) for e in load(SETS[name], data, None)["dev"] for t in (e.text, getattr(e, "pair", None)) if t}
-    return [line for line in lines if not any(bare(part) in held for part in line.split("\t"))]
+    dev_texts = {
+        normalized(t) for e in load(SETS[name], data, None)["dev"] for t in (e.text, getattr(e, "pair", None)) if t
+    }
+    return [line for line in lines if not any(normalized(part) in dev_texts for part in line.split("\t"))]
 
 
 def clean(texts: Iterable[str], shortest: int = 15, longest: int = 300) -> list[str]:
     """Each text once, without breaks, if it is a sentence by its length."""
-    found = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
-    return [text for text in found if shortest < len(text) < longest]
+    distinct = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
+    return [text for text in distinct if shortest < len(text) < longest]
 
 
-def exchanged(examples: Sequence[Any], rng: random.Random) -> list[str]:
+def exchange_entities(examples: Sequence[Any], rng: random.Random) -> list[str]:
     """Sentences with other entities of the same kind."""
     names: dict[str, list[str]] = defaultdict(list)
     for e in examples:
@@ -77,23 +79,23 @@ def exchanged(examples: Sequence[Any], rng: random.Random) -> list[str]:
     return [new for new, e in zip(out, examples, strict=True) if new != e.text]
 
 
-def named(path: Path, most: int) -> list[str]:
+def sentences_with_names(path: Path, most: int) -> list[str]:
     """Sentences of a corpus (.txt.xz) with words in capitals inside, written as CoNLL-2003 is: spaces around every
     sign.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             for text in re.split(r"(?<=[.!?]) +(?=[A-Z\"])", line.strip()):
                 words = re.findall(r"\w+(?:[-.,]\w+)*|'s|\S", text)
                 if 5 <= len(words) <= 45 and sum(word[0].isupper() for word in words[1:]) >= 2:
-                    found.append(" ".join(words))
-            if len(found) >= most:
-                return found[:most]
-    return found
+                    sentences.append(" ".join(words))
+            if len(sentences) >= most:
+                return sentences[:most]
+    return sentences
 
 
-def replaced(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[str]:
+def replace_words(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[str]:
     """Texts with some words replaced by likely ones, and now and then one left out."""
     masked = []
     for text in texts:
@@ -107,15 +109,15 @@ def replaced(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[s
     out = list(texts)
     for batch in token_batches([e.ids for e, _ in encoded], token_budget=albert.token_budget):
         hidden = albert.engine.run(batch, albert.depth)
-        for own, nth in zip(hidden, batch.order.tolist(), strict=True):
-            best = likeliest_tokens(albert, own[encoded[nth][1]], LIKELY)
+        for states, nth in zip(hidden, batch.order.tolist(), strict=True):
+            best = likeliest_tokens(albert, states[encoded[nth][1]], LIKELY)
             drawn = iter(rng.choices([i for i, _ in row], [p for _, p in row])[0] for row in best)
             fill = (albert.tokenizer.decode([next(drawn)]) for _ in encoded[nth][1])
             out[nth] = re.sub(r"\[MASK\]", lambda _: next(fill), masked[nth])
     return out
 
 
-def beside(texts: list[str]) -> list[tuple[str, str]]:
+def similar_pairs(texts: list[str]) -> list[tuple[str, str]]:
     """Each text beside those whose vectors are nearest."""
     vectors = Albert().embed(texts)
     out = []
@@ -146,19 +148,20 @@ def main() -> None:
         for text in pair
         for s in re.split(r"(?<=[.!?]) +(?=[A-Z\"])", text)
     )
-    corpus = named(args.corpus, args.sentences) if args.corpus else []
+    corpus = sentences_with_names(args.corpus, args.sentences) if args.corpus else []
     tagged = training("conll2003", args.data)
-    lines = beyond([*exchanged(tagged, rng), *news, *corpus], "conll2003", args.data)
+    lines = without_dev_texts([*exchange_entities(tagged, rng), *news, *corpus], "conll2003", args.data)
     write(args.out / "conll2003.txt", lines, args.most, rng)
     albert = Albert("small-pretrained")
-    mine = pairs["mrpc"] * args.variants
-    changed = [replaced(albert, [pair[side] for pair in mine], rng) for side in (0, 1)]
+    mrpc_pairs = pairs["mrpc"] * args.variants
+    changed = [replace_words(albert, [pair[side] for pair in mrpc_pairs], rng) for side in (0, 1)]
     turns = [
-        (a, second) if rng.random() < 0.5 else (first, b) for (first, second), a, b in zip(mine, *changed, strict=True)
+        (a, second) if rng.random() < 0.5 else (first, b)
+        for (first, second), a, b in zip(mrpc_pairs, *changed, strict=True)
     ]
-    near = beside(clean(text for many in pairs.values() for pair in many for text in pair))
+    near = similar_pairs(clean(text for many in pairs.values() for pair in many for text in pair))
     every = [*turns, *pairs["rte"], *pairs["sts-b"], *near]
-    lines = beyond([f"{a}\t{b}" for a, b in every if "\t" not in a + b], "mrpc", args.data)
+    lines = without_dev_texts([f"{a}\t{b}" for a, b in every if "\t" not in a + b], "mrpc", args.data)
     write(args.out / "mrpc.txt", lines, args.most, rng)
 
 

@@ -83,15 +83,15 @@ def measure(vectors: Vectors, drawn: list[TextExample], test: list[TextExample])
     number = {label: place for place, label in enumerate(classes)}
     targets = np.array([number[str(e.label)] for e in drawn])
     truth = np.array([number.get(str(e.label), -1) for e in test])
-    inputs, tested, found = vectors(drawn), vectors(test), {}
+    inputs, tested, results = vectors(drawn), vectors(test), {}
     for name, fit in list(HEADS.items())[: 2 if len(set(np.bincount(targets))) == 1 else 3]:
         with threadpool_limits(1):
             began = time.process_time()
             head = fit(inputs, targets)
             seconds = time.process_time() - began
         right = (tested @ head.weight.T + head.bias).argmax(1) == truth
-        found[name] = {"accuracy": float(right.mean()), "seconds": seconds}
-    return found
+        results[name] = {"accuracy": float(right.mean()), "seconds": seconds}
+    return results
 
 
 def summarize(runs: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

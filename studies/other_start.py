@@ -30,8 +30,8 @@ SETS = ("cola", "mrpc", "rte", "sst-2")
 def encode(tokenizer: Any, examples: list[Any], length: int) -> list[list[list[int]]]:
     """Token ids and segments of each example."""
     texts, pairs = [e.text for e in examples], [e.pair for e in examples]
-    found = tokenizer(texts, pairs if pairs[0] is not None else None, truncation=True, max_length=length)
-    return [list(row) for row in zip(found["input_ids"], found["token_type_ids"], strict=True)]
+    encoded = tokenizer(texts, pairs if pairs[0] is not None else None, truncation=True, max_length=length)
+    return [list(row) for row in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)]
 
 
 def batch(rows: list[list[list[int]]], device: str) -> dict[str, torch.Tensor]:
@@ -49,11 +49,11 @@ def scores(model: Any, rows: list[list[list[int]]], right: np.ndarray, device: s
     model.eval()
     with torch.no_grad():
         parts = [model(**batch(rows[i : i + 256], device)).logits.argmax(1).cpu() for i in range(0, len(rows), 256)]
-    found = torch.cat(parts).numpy()
-    a, b = ((side[:, None] == np.unique(right)) * 1.0 for side in (right, found))
+    predicted = torch.cat(parts).numpy()
+    a, b = ((side[:, None] == np.unique(right)) * 1.0 for side in (right, predicted))
     a, b = a - a.mean(0), b - b.mean(0)
     mcc = (a * b).sum() / max(1e-9, np.sqrt((a * a).sum() * (b * b).sum()))
-    return {"accuracy": float((found == right).mean()), "mcc": float(mcc)}
+    return {"accuracy": float((predicted == right).mean()), "mcc": float(mcc)}
 
 
 def finetune(name: str, args: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def finetune(name: str, args: argparse.Namespace, rate: float, seed: int) -> dic
     splits = {"train": train[:-tenth], "choose": train[-tenth:], "measure": parts["all"]}
     labels = sorted({e.label for e in train})
     tokenizer, length = AutoTokenizer.from_pretrained(args.model), 256 if name == "rte" else 128
-    rows = {split: encode(tokenizer, some, length) for split, some in splits.items()}
-    right = {split: np.array([labels.index(e.label) for e in some]) for split, some in splits.items()}
+    rows = {split: encode(tokenizer, examples, length) for split, examples in splits.items()}
+    right = {split: np.array([labels.index(e.label) for e in examples]) for split, examples in splits.items()}
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=len(labels)).to(device)
@@ -80,20 +80,20 @@ def finetune(name: str, args: argparse.Namespace, rate: float, seed: int) -> dic
     metric = "mcc" if name == "cola" else "accuracy"
     for step in range(steps):
         order = order or rng.permutation(len(rows["train"])).tolist()
-        some, order = order[:size], order[size:]
+        examples, order = order[:size], order[size:]
         model.train()
         with torch.autocast(device, torch.bfloat16):
-            logits = model(**batch([rows["train"][i] for i in some], device)).logits
-        loss = torch.nn.functional.cross_entropy(logits.float(), torch.from_numpy(right["train"][some]).to(device))
+            logits = model(**batch([rows["train"][i] for i in examples], device)).logits
+        loss = torch.nn.functional.cross_entropy(logits.float(), torch.from_numpy(right["train"][examples]).to(device))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         if (step + 1) % max(per_epoch, steps // 20) == 0 or step + 1 == steps:
-            chosen = scores(model, rows["choose"], right["choose"], device)[metric]
-            if chosen > best[0]:
-                best = chosen, scores(model, rows["measure"], right["measure"], device)
+            score = scores(model, rows["choose"], right["choose"], device)[metric]
+            if score > best[0]:
+                best = score, scores(model, rows["measure"], right["measure"], device)
     seconds = round(time.perf_counter() - began, 1)
     return {"data": name, "start": args.model.name, "learning_rate": rate, "seed": seed, "steps": steps,
             "examples": len(rows["train"]), "metrics": best[1], "seconds": seconds}  # fmt: skip

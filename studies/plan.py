@@ -56,7 +56,7 @@ def measure(lengths: list[int], threads: int | None, only: int | None = None) ->
 
     threads = threads or cores()
     tokenizer = Tokenizer.load(model_folder(None))
-    found = []
+    records = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, shape in list(shapes().items())[:only]:
             config = shape.replace(vocab_size=tokenizer.vocab_size)
@@ -64,15 +64,15 @@ def measure(lengths: list[int], threads: int | None, only: int | None = None) ->
             for bits, folder in folders.items():
                 write_artifact(random_model(config, tokenizer), folder, bits=None if bits == 32 else bits)
             for length in lengths:
-                found += [{"shape": name, **row} for row in rows(config, folders, length, threads)]
-                for row in found[-2:]:
+                records += [{"shape": name, **row} for row in rows(config, folders, length, threads)]
+                for row in records[-2:]:
                     print(
                         f"{name}, {length} tokens, {row['bits']} bits: {row['predicted_ms']:.2f} ms, measured {row['measured_ms']:.2f}, "
                         f"{row['predicted_ms'] / row['measured_ms']:.2f}; other work {row['others']:.0%}",
                         flush=True,
                     )
-    found.sort(key=lambda row: row["length"])
-    return {"machine": about(threads), "rows": found}
+    records.sort(key=lambda row: row["length"])
+    return {"machine": about(threads), "rows": records}
 
 
 def rows(config, folders: dict[int, Path], length: int, threads: int) -> list[dict]:
@@ -80,13 +80,13 @@ def rows(config, folders: dict[int, Path], length: int, threads: int) -> list[di
     rounds: list[tuple] = []
     while len(rounds) < MOST and sum(share <= BUSY for share, _, _ in rounds) < KEPT:
         rounds.append(one_round(config, folders, length, threads))
-    kept = sorted(rounds, key=lambda r: r[0])[:KEPT]
+    quiet_rounds = sorted(rounds, key=lambda r: r[0])[:KEPT]
     return [
         {
-            "length": length, "bits": bits, "predicted_ms": 1e3 * min(guesses[bits] for _, guesses, _ in kept),
-            "measured_ms": 1e3 * min(models[bits]["latency"] for _, _, models in kept),
-            "memory_mb": min(models[bits]["memory"] for _, _, models in kept) / 1e6,
-            "others": max(share for share, _, _ in kept),
+            "length": length, "bits": bits, "predicted_ms": 1e3 * min(guesses[bits] for _, guesses, _ in quiet_rounds),
+            "measured_ms": 1e3 * min(models[bits]["latency"] for _, _, models in quiet_rounds),
+            "memory_mb": min(models[bits]["memory"] for _, _, models in quiet_rounds) / 1e6,
+            "others": max(share for share, _, _ in quiet_rounds),
         }
         for bits in folders
     ]  # fmt: skip
@@ -132,9 +132,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--only", type=int, help="the first shapes only, and keep nothing: to try the program")
-    given = parser.parse_args()
-    result = measure(given.lengths, given.threads, given.only)
-    if given.only is None:
+    args = parser.parse_args()
+    result = measure(args.lengths, args.threads, args.only)
+    if args.only is None:
         RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     off = [abs(r["predicted_ms"] / r["measured_ms"] - 1) for r in result["rows"]]
     print(f"worst {max(off):.0%}; {sum(x <= ALLOWED for x in off)} of {len(off)} within {ALLOWED:.0%}")

@@ -54,32 +54,32 @@ def texts_of(examples: Sequence[Any]) -> list[str]:
     return sample([text for text in named if text.strip()], TEXTS)
 
 
-def gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[float]:
+def score_differences(mine: Sequence[Any], theirs: Sequence[Any]) -> list[float]:
     """The largest absolute difference in each row of two lists of scores, whatever their shapes; a task of two heads
     has tuples.
     """
-    found = []
+    differences = []
     for a, b in zip(mine, theirs, strict=True):
         if isinstance(a, tuple):
-            found.append(max(gaps(a, b)))
+            differences.append(max(score_differences(a, b)))
             continue
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         if a.shape != b.shape:
             raise ValueError(f"scores of shapes {a.shape} and {b.shape} are of different inputs")
-        found.append(float(np.abs(a - b).max(initial=0.0)))
-    return found
+        differences.append(float(np.abs(a - b).max(initial=0.0)))
+    return differences
 
 
 def chances(task: Any, features: Sequence[Any], scores: Sequence[Any]) -> list[Any]:
     """Scores as probabilities; a value stays a value. Choices are probable beside the others of their question."""
     heads = task.heads
     if heads == ("choose",):
-        asked: dict[int, list[float]] = {}
+        probabilities: dict[int, list[float]] = {}
         for feature, row in zip(features, scores, strict=True):
-            asked.setdefault(feature.example, []).append(float(np.asarray(row).reshape(())))
-        return [softmax(np.array(rows), 0) for rows in asked.values()]
-    made = [[chance(task, head, row) for head, row in zip(heads, as_tuple(rows), strict=True)] for rows in scores]
-    return [tuple(row) if len(row) > 1 else row[0] for row in made]
+            probabilities.setdefault(feature.example, []).append(float(np.asarray(row).reshape(())))
+        return [softmax(np.array(rows), 0) for rows in probabilities.values()]
+    by_head = [[chance(task, head, row) for head, row in zip(heads, as_tuple(rows), strict=True)] for rows in scores]
+    return [tuple(row) if len(row) > 1 else row[0] for row in by_head]
 
 
 def as_tuple(rows: Any) -> tuple[Any, ...]:
@@ -104,18 +104,18 @@ def softmax(row: np.ndarray, axis: int) -> np.ndarray:
 
 def compare(task: Any, features: Sequence[Any], mine: Sequence[Any], theirs: Sequence[Any]) -> dict[str, float]:
     """How far the runtime's scores are from torch's."""
-    by_text = np.array(gaps(mine, theirs))
+    by_text = np.array(score_differences(mine, theirs))
     sides = (chances(task, features, scores) for scores in (mine, theirs))
     return {
         "logits": float(by_text.max()),
         "logits_median": float(np.median(by_text)),
         "texts": len(by_text),
         "texts_above": int((by_text > CLOSE).sum()),
-        "probabilities": max(gaps(*sides)),
+        "probabilities": max(score_differences(*sides)),
     }
 
 
-def sway(model: Path, feature: Any, threads: int) -> float:
+def padding_effect(model: Path, feature: Any, threads: int) -> float:
     """How far the runtime's scores of one text move when every word weight is moved by its last bit, up or down: what
     float32 leaves open there.
     """
@@ -129,16 +129,16 @@ def sway(model: Path, feature: Any, threads: int) -> float:
         read_artifact(model).weights,
         "encoder.embeddings.word.weight",
     )
-    before, found = task_scores(albert, [feature]), 0.0
+    before, largest = task_scores(albert, [feature]), 0.0
     for seed in range(DRAWS):
         up = np.random.default_rng(seed).random(weights[name].shape) < 0.5
         moved = np.nextafter(weights[name], np.where(up, np.inf, -np.inf).astype(np.float32))
         albert.engine = open_engine(albert.config, {**weights, name: moved}, threads)
-        found = max(found, *gaps(task_scores(albert, [feature]), before))
-    return found
+        largest = max(largest, *score_differences(task_scores(albert, [feature]), before))
+    return largest
 
 
-def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
+def differing_predictions(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
     """Examples whose results differ."""
     from albertkit.tasks.confidence import results_agree
     from albertkit.tasks.dialogue import DialogueTask
@@ -148,41 +148,45 @@ def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
     return int((~results_agree(task, mine, theirs)).sum())
 
 
-def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | None, threads: int) -> dict[str, Any]:
+def measure(data_set: Set, model: Path, parts: dict[str, list[Any]], most: int | None, threads: int) -> dict[str, Any]:
     """One data set: scores of torch and of the runtime, and the metrics of every precision."""
     from albertkit.albert import Albert
     from albertkit.compress.quantize import quantize
     from albertkit.runtime.predict import task_features, task_scores
 
-    held = "test" if chosen.test else "dev"
-    whole = len(parts[held])
-    parts = {**parts, held: sample(parts[held], most or whole)}
-    examples, metric = parts[held], chosen.metrics[0]
+    split = "test" if data_set.test else "dev"
+    count = len(parts[split])
+    parts = {**parts, split: sample(parts[split], most or count)}
+    examples, metric = parts[split], data_set.metrics[0]
     task, features, expected = tasks.torch_scores(model, examples, "cpu")
     results = {"torch": task.results(expected, features, examples)}
 
     def read(folder: Path) -> tuple[list[Any], list[Any]]:
         albert = Albert(folder, threads=threads)
-        mine = task_features(albert, examples, albert.metadata.task)
-        found = task_scores(albert, mine)
-        return found, albert.task.results(found, mine, examples)
+        features_of_model = task_features(albert, examples, albert.metadata.task)
+        found = task_scores(albert, features_of_model)
+        return found, albert.task.results(found, features_of_model, examples)
 
     found, results["runtime"] = read(model)
-    worst = features[int(np.argmax(gaps(found, expected)))]
+    worst = features[int(np.argmax(score_differences(found, expected)))]
     texts, cosines = texts_of(parts["train"]), {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, bits in BITS.items():
             cosines[name] = quantize(model, Path(scratch) / name, bits, texts).cosine_mean
             _, results[name] = read(Path(scratch) / name)
-    measured = {name: tasks.measure(chosen, rows, parts) for name, rows in results.items()}
+    measured = {name: tasks.task_metrics(data_set, rows, parts) for name, rows in results.items()}
     return {
-        "task": chosen.task,
-        "note": chosen.note,
+        "task": data_set.task,
+        "note": data_set.note,
         "metric": metric,
         "examples": len(examples),
-        "of": whole,
-        "difference": {**compare(task, features, found, expected), "sway": sway(model, worst, threads)},
-        "unlike": {name: unlike(task, rows, results["torch"]) for name, rows in results.items() if name != "torch"},
+        "of": count,
+        "difference": {**compare(task, features, found, expected), "sway": padding_effect(model, worst, threads)},
+        "unlike": {
+            name: differing_predictions(task, rows, results["torch"])
+            for name, rows in results.items()
+            if name != "torch"
+        },
         "metrics": measured,
         "points": {name: 100 * (measured[name][metric] - measured["runtime"][metric]) for name in BITS},
         "calibration_texts": len(texts),
@@ -210,13 +214,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     only = [name for name in args.only.split(",") if name] or list(SETS)
-    odd = [name for name in only if name not in SETS]
-    if odd:
-        sys.exit(f"there is no data set {odd[0]!r}; choose from {', '.join(SETS)}")
-    there = {name: place for name in only if (place := model_of(args.models, name)) is not None}
-    if not there:
+    unknown = [name for name in only if name not in SETS]
+    if unknown:
+        sys.exit(f"there is no data set {unknown[0]!r}; choose from {', '.join(SETS)}")
+    models = {name: place for name in only if (place := model_of(args.models, name)) is not None}
+    if not models:
         sys.exit(f"{args.models} holds no model of {', '.join(only)}; it should hold SET/model or SET/plain/model")
-    run(there, args)
+    run(models, args)
 
 
 def run(models: dict[str, Path], args: argparse.Namespace) -> None:
@@ -226,12 +230,12 @@ def run(models: dict[str, Path], args: argparse.Namespace) -> None:
     from albertkit.data.shards import replace_json
 
     torch.set_num_threads(args.threads)
-    kept = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}
+    recorded = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}
     for name, model in models.items():
         record = measure(SETS[name], model, load(SETS[name], args.data), args.most, args.threads)
-        kept["sets"][name] = record
-        kept |= {"machine": machine(args.threads), "libraries": versions()}
-        replace_json(args.out, kept)
+        recorded["sets"][name] = record
+        recorded |= {"machine": machine(args.threads), "libraries": versions()}
+        replace_json(args.out, recorded)
         print(line(name, record), flush=True)
 
 

@@ -74,10 +74,10 @@ def ours(shards: Path, shape: str, batch: int, steps: int) -> dict[str, float]:
             if run.state.step % settings.log_every == 0:
                 run.log_metrics(0.0)
 
-        found = timed(step, batch * work.length, steps)
-    found["share_of_peak"] = share_of_peak(found["tokens_per_second"], work, processes.device)
-    found["peak_tflops"] = measure_peak_flops(processes.device) / 1e12
-    return found
+        result = timed(step, batch * work.length, steps)
+    result["share_of_peak"] = share_of_peak(result["tokens_per_second"], work, processes.device)
+    result["peak_tflops"] = measure_peak_flops(processes.device) / 1e12
+    return result
 
 
 def transformers(shape: str, batch: int, steps: int, compiled: bool) -> dict[str, float]:
@@ -116,7 +116,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     results: dict[str, Any] = {}
-    about = {
+    facts = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -134,12 +134,12 @@ def main() -> None:
         results[shape] = {"rows": rows}
         for name, call in runs.items():
             torch._dynamo.reset()
-            found = results[shape][name] = call()
+            result = results[shape][name] = call()
             gc.collect()
             torch.cuda.empty_cache()
-            print(shape, name, {k: round(v, 3) for k, v in found.items()}, flush=True)
+            print(shape, name, {k: round(v, 3) for k, v in result.items()}, flush=True)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"machine": about, "shapes": results}, indent=2) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps({"machine": facts, "shapes": results}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ def main(data: Path) -> None:
             print(f"\n{name}: {len(texts):,} texts, {len(queries)} queries", flush=True)
             for mode in ("vector", "hybrid"):
                 measure(index, mode, queries)
-            made = nonsense()
+            nonsense_queries = nonsense()
             with collect_problems():
-                found = {kind: index.search_many(strings) for kind, strings in made.items()}
+                found = {kind: index.search_many(strings) for kind, strings in nonsense_queries.items()}
             print("  nonsense with hits:", {kind: sum(map(bool, hits)) for kind, hits in found.items()}, "of 200 each")
 
 
@@ -77,11 +77,13 @@ def compare_scripts(data: Path) -> None:
         "traditional": OpenCC("s2tw").convert,
         "full-width": lambda text: text.translate(wide),
     }
-    rows = [{"texts": ours, "queries": theirs} for ours in ("simplified", "traditional") for theirs in convert]
+    rows = [
+        {"texts": ours, "queries": query_script} for ours in ("simplified", "traditional") for query_script in convert
+    ]
     for row in rows:
         with_script = [convert[row["texts"]](text) for text in texts]
-        asked = [(convert[row["queries"]](query), places) for query, places in queries]
-        row["converted"] = sum(new != old for (new, _), (old, _) in zip(asked, queries, strict=True))
+        converted = [(convert[row["queries"]](query), places) for query, places in queries]
+        row["converted"] = sum(new != old for (new, _), (old, _) in zip(converted, queries, strict=True))
         for column, fold in {"without folding": str.lower, "folded": keywords.fold}.items():
             with (
                 patch.object(keywords, "fold", fold),
@@ -90,7 +92,7 @@ def compare_scripts(data: Path) -> None:
             ):
                 index.add(Record(str(place), text) for place, text in enumerate(with_script))
                 for mode in ("keyword", "hybrid"):
-                    row[f"{mode}, {column}"] = right_shares(index, mode, asked)
+                    row[f"{mode}, {column}"] = right_shares(index, mode, converted)
         print(row, flush=True)
     RESULT.write_text(json.dumps({"queries": len(queries), "texts": len(texts), "rows": rows}, indent=1) + "\n")
 
@@ -131,8 +133,8 @@ def read_npl(folder: Path) -> tuple[list[str], Queries]:
     """Abstracts of physics, and the queries with their relevant texts."""
 
     def parts(name: str) -> dict[int, str]:
-        found = (part.strip().split(None, 1) for part in re.split(r"\n *\/", (folder / name).read_text()))
-        return {int(part[0]): " ".join(part[1].split()) for part in found if len(part) == 2}
+        parts_of_file = (part.strip().split(None, 1) for part in re.split(r"\n *\/", (folder / name).read_text()))
+        return {int(part[0]): " ".join(part[1].split()) for part in parts_of_file if len(part) == 2}
 
     texts, relevant = parts("doc-text"), parts("rlv-ass")
     places = {number: place for place, number in enumerate(texts)}

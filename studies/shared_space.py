@@ -38,20 +38,20 @@ RESULT = Path(__file__).parent / "results" / "shared-space.json"
 
 def split(pairs: list[tuple[str, str]]) -> tuple[list[int], list[int]]:
     """Places of training and held-out pairs; no sentence is in both."""
-    seen, held, rest = set[str](), list[int](), list[int]()
+    seen, held_out, training = set[str](), list[int](), list[int]()
     for place in np.random.default_rng(0).permutation(len(pairs)).tolist():
-        if len(held) < HELD_OUT and not seen & set(pairs[place]):
-            held.append(place)
+        if len(held_out) < HELD_OUT and not seen & set(pairs[place]):
+            held_out.append(place)
             seen |= set(pairs[place])
         else:
-            rest.append(place)
-    return [place for place in rest if not seen & set(pairs[place])], held
+            training.append(place)
+    return [place for place in training if not seen & set(pairs[place])], held_out
 
 
 def fit(english: list[np.ndarray], chinese: list[np.ndarray]) -> tuple[SharedMap, SharedMap]:
     """From the vectors of the same pairs at each depth."""
     means = [
-        share * np.mean([one.mean(0) for one in side], 0)
+        share * np.mean([vectors.mean(0) for vectors in side], 0)
         for share, side in zip(SHARES, (english, chinese), strict=True)
     ]
     cross = sum((z - means[1]).T @ (e - means[0]) for e, z in zip(english, chinese, strict=True))
@@ -74,11 +74,11 @@ def sts(data: Path, albert: Albert, depth: int, is_chinese: bool) -> dict[str, f
     file = data / ("zh-pairs/stsb-zh/dev.txt" if is_chinese else "sts-b/dev.tsv")
     rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()[0 if is_chinese else 1 :]]
     rows = [row[-3:] for row in rows if len(row) >= 3]
-    labels, found = np.array([float(row[2]) for row in rows]), {}
+    labels, correlations = np.array([float(row[2]) for row in rows]), {}
     for space in ("own", "shared"):
         first, second = (albert.embed([row[i] for row in rows], depth=depth, space=space) for i in (0, 1))
-        found[space] = round(100 * spearman((first * second).sum(1), labels), 2)
-    return found
+        correlations[space] = round(100 * spearman((first * second).sum(1), labels), 2)
+    return correlations
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [line.split("\t") for line in args.pairs.read_text(encoding="utf-8").splitlines()]
     pairs = [(row[0], row[1]) for row in rows if len(row) >= 2]
-    training, held = split(pairs)
+    training, held_out = split(pairs)
     models = {name: Albert(name) for name in ("small", "small-zh")}
     vectors = {
         (name, depth): albert.embed([pair[side] for pair in pairs], depth=depth)
@@ -106,9 +106,9 @@ def main() -> None:
         FILE.chmod(0o644)
         read_shared_maps.cache_clear()
     own = {name: shared_map(identity) for name, identity in identities.items()}
-    result: dict[str, object] = {"pairs": len(training), "held_out": len(held)}
+    result: dict[str, object] = {"pairs": len(training), "held_out": len(held_out)}
     for depth in DEPTHS:
-        english, chinese = (own[name].apply(vectors[name, depth][held]) for name in models)
+        english, chinese = (own[name].apply(vectors[name, depth][held_out]) for name in models)
         widths = {width: recall(english[:, :width], chinese[:, :width]) for width in (64, 128, 384)}
         result[f"depth {depth}"] = {"recall@1 en→zh, zh→en, by width": widths}
         if args.data:

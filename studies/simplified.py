@@ -28,8 +28,8 @@ def read_list(name: str) -> dict[str, list[str]]:
 
     lines = (Path(opencc.__file__).parent / "dictionary" / f"{name}.txt").read_text("utf-8-sig").splitlines()
     pairs = (line.split("\t") for line in lines if "\t" in line)
-    found = {old: list(filter(is_plain, new.split())) for old, new in pairs}
-    return {old: new for old, new in found.items() if is_plain(old) and new}
+    replacements = {old: list(filter(is_plain, new.split())) for old, new in pairs}
+    return {old: new for old, new in replacements.items() if is_plain(old) and new}
 
 
 def is_plain(text: str) -> bool:

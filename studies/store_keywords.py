@@ -58,9 +58,9 @@ def plain_gain(index: Index, queries: Queries) -> float:
         return gain(index, queries)
 
 
-def mean_gain(found: list[list[int]], queries: Queries) -> float:
+def mean_gain(hits: list[list[int]], queries: Queries) -> float:
     total = 0.0
-    for places, (_, right) in zip(found, queries, strict=True):
+    for places, (_, right) in zip(hits, queries, strict=True):
         best = sum(1 / math.log2(2 + i) for i in range(min(HITS, len(right))))
         total += sum(1 / math.log2(2 + i) for i, place in enumerate(places) if place in right) / best
     return total / len(queries)

@@ -67,22 +67,22 @@ SETS: dict[str, Set] = {
 }  # fmt: skip
 
 
-def load(chosen: Set, data: Path, most: int | None = None) -> dict[str, list[Any]]:
+def load(data_set: Set, data: Path, most: int | None = None) -> dict[str, list[Any]]:
     """The examples: train, dev, and test where there is one; at most `most` of each, from all over the file."""
     from albertkit.tasks.readers import ReadOptions, read_examples
 
-    found = {}
+    parts_of_set = {}
     for part in ("train", "dev", "test"):
-        path = getattr(chosen, part)
+        path = getattr(data_set, part)
         if path is not None:
-            found[part] = read_examples(
-                chosen.task, data / path, ReadOptions(split=part, skip_bad=chosen.skip_bad)
+            parts_of_set[part] = read_examples(
+                data_set.task, data / path, ReadOptions(split=part, skip_bad=data_set.skip_bad)
             ).examples
-    if chosen.dev is None:
-        found["train"], found["dev"] = split_examples(found["train"])
+    if data_set.dev is None:
+        parts_of_set["train"], parts_of_set["dev"] = split_examples(parts_of_set["train"])
     if most is not None:
-        found = {part: rows[:: -(-len(rows) // most)] for part, rows in found.items()}
-    return found
+        parts_of_set = {part: rows[:: -(-len(rows) // most)] for part, rows in parts_of_set.items()}
+    return parts_of_set
 
 
 def split_examples(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:

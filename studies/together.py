@@ -90,15 +90,15 @@ def build(model: str | None, place: Path, texts: list[str]) -> float:
     if shape != SHAPE:
         raise SystemExit(f"{model or 'the built-in model'} has, widened {times} times, the shape {shape}; the base shape is {SHAPE}")  # fmt: skip
     encodings = narrow.tokenizer.encode_batch(texts[:24], max_length=narrow.config.max_position_embeddings)
-    least = float(cosines(narrow, wide, [e.ids for e in encodings]).min())
-    if least < SAME:
-        raise SystemExit(f"the widened model's vectors have a cosine of {least:.6f} with the original's; it must be {SAME} or more")  # fmt: skip
+    lowest_cosine = float(cosines(narrow, wide, [e.ids for e in encodings]).min())
+    if lowest_cosine < SAME:
+        raise SystemExit(f"the widened model's vectors have a cosine of {lowest_cosine:.6f} with the original's; it must be {SAME} or more")  # fmt: skip
     write_artifact(wide, place / "float")
     export_layout(place / "float", place / "st", "sentence-transformers")
-    seen = widen_moments(activation_moments(narrow, texts), times)
-    write_artifact(wide, place / "int8", bits=8, moments=seen)
-    write_artifact(wide, place / "int4", bits=4, moments=seen)
-    return least
+    moments = widen_moments(activation_moments(narrow, texts), times)
+    write_artifact(wide, place / "int8", bits=8, moments=moments)
+    write_artifact(wide, place / "int4", bits=4, moments=moments)
+    return lowest_cosine
 
 
 class Field:
@@ -116,14 +116,14 @@ class Field:
 
     def by_size(self, sizes: Sequence[int]) -> dict[int, float]:
         """Seconds that sentence-transformers takes for the mixed texts in batches of each size, once, after a warm-up."""
-        found = {}
+        seconds = {}
         for size in sizes:
             with ExitStack() as stack:
                 child = self.start(peer(size), stack)
                 child.run("warm-up")
-                found[size] = child.run("mixed texts")
-            print(f"{peer(size)}: {found[size]:.1f} s", flush=True)
-        return found
+                seconds[size] = child.run("mixed texts")
+            print(f"{peer(size)}: {seconds[size]:.1f} s", flush=True)
+        return seconds
 
     def vectors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """What each said of STS-B's sentences."""
@@ -143,30 +143,30 @@ class Field:
         return best
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One run."""
-    theirs = peer_versions(given.peer_python)
-    mixed, (first, second, scores) = mixed_texts(given.texts), sts()
-    pairs = 10 if given.quick else len(scores)
+    peer_libraries = peer_versions(args.peer_python)
+    mixed, (first, second, scores) = mixed_texts(args.texts), sts()
+    pairs = 10 if args.quick else len(scores)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        least = build(given.model, place, wiki(20 if given.quick else 500))
+        least = build(args.model, place, wiki(20 if args.quick else 500))
         works = {"warm-up": mixed[:4], "sample": [*first[:pairs], *second[:pairs]], "mixed texts": mixed}
         (place / "works.json").write_text(json.dumps(works), encoding="utf-8")
-        field = Field(place, given.threads, given.peer_python)
-        sizes = field.by_size(SIZES[:2] if given.quick else SIZES)
+        field = Field(place, args.threads, args.peer_python)
+        sizes = field.by_size(SIZES[:2] if args.quick else SIZES)
         best = min(sizes, key=sizes.__getitem__)
         names = [*dict.fromkeys([peer(DEFAULT), peer(best)]), *OURS]
-        seconds = field.race(names, given.rounds)
+        seconds = field.race(names, args.rounds)
         rows = {
             name: {"texts_per_second": len(mixed) / seconds[name], "sts_b_dev": agreement(vectors, scores[:pairs]), "bytes": stored(place, name)}
             for name, vectors in field.vectors(names).items()
         }  # fmt: skip
         compare(rows, best)
-        about = {"model": Path(given.model).name if given.model else "small", "least_cosine": least, **lengths(place / "float", mixed)}  # fmt: skip
-        depths = mean_depths(place, mixed, given.threads)
+        facts = {"model": Path(args.model).name if args.model else "small", "least_cosine": least, **lengths(place / "float", mixed)}  # fmt: skip
+        depths = mean_depths(place, mixed, args.threads)
     return {
-        "machine": machine(given.threads), "libraries": {**versions(), **theirs}, **about, "rounds": given.rounds, "best_batch": best,
+        "machine": machine(args.threads), "libraries": {**versions(), **peer_libraries}, **facts, "rounds": args.rounds, "best_batch": best,
         "batch_seconds": {str(size): taken for size, taken in sizes.items()}, "mean_depth": depths, "rows": rows,
     }  # fmt: skip
 
@@ -188,11 +188,11 @@ def stored(place: Path, name: str) -> int:
 
 def compare(rows: dict[str, dict[str, Any]], best: int) -> None:
     """Add to each row its ratios to sentence-transformers, and its loss in percent."""
-    usual, fastest = rows[peer(DEFAULT)], rows[peer(best)]
+    default, fastest = rows[peer(DEFAULT)], rows[peer(best)]
     for row in rows.values():
-        row["times_default"] = row["texts_per_second"] / usual["texts_per_second"]
+        row["times_default"] = row["texts_per_second"] / default["texts_per_second"]
         row["times_best"] = row["texts_per_second"] / fastest["texts_per_second"]
-        row["loss_percent"] = 100 * (1 - row["sts_b_dev"] / usual["sts_b_dev"])
+        row["loss_percent"] = 100 * (1 - row["sts_b_dev"] / default["sts_b_dev"])
 
 
 def lengths(folder: Path, texts: list[str]) -> dict[str, Any]:
@@ -200,10 +200,10 @@ def lengths(folder: Path, texts: list[str]) -> dict[str, Any]:
     from albertkit.artifact import read_artifact
 
     artifact = read_artifact(folder)
-    most = artifact.config.max_position_embeddings
-    tokens = [len(e.ids) for e in artifact.tokenizer.encode_batch(texts, max_length=most)]
-    found = {"mean": float(np.mean(tokens)), "median": float(np.median(tokens)), "most": int(max(tokens))}
-    return {"texts": len(texts), "positions": most, "tokens": found}
+    limit = artifact.config.max_position_embeddings
+    tokens = [len(e.ids) for e in artifact.tokenizer.encode_batch(texts, max_length=limit)]
+    summary = {"mean": float(np.mean(tokens)), "median": float(np.median(tokens)), "most": int(max(tokens))}
+    return {"texts": len(texts), "positions": limit, "tokens": summary}
 
 
 def mean_depths(place: Path, texts: list[str], threads: int) -> dict[str, float]:
@@ -220,13 +220,13 @@ def mean_depths(place: Path, texts: list[str], threads: int) -> dict[str, float]
 def peer_versions(python: str) -> dict[str, str]:
     """Libraries of the Python that runs sentence-transformers, which must have it."""
     program = f"import json, sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); from inference import versions; print(json.dumps(versions()))"
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     if shutil.which(python):
         done = subprocess.run([python, "-c", program], capture_output=True, text=True)
-        found = json.loads(done.stdout) if done.returncode == 0 else {}
-    if "sentence-transformers" not in found:
+        libraries = json.loads(done.stdout) if done.returncode == 0 else {}
+    if "sentence-transformers" not in libraries:
         raise SystemExit(f"{python} has no sentence-transformers; `make bench` installs it, so give --peer-python .venv-bench/bin/python (or the variable PEER)")  # fmt: skip
-    return {name: found[name] for name in ("sentence-transformers", "transformers", "torch")}
+    return {name: libraries[name] for name in ("sentence-transformers", "transformers", "torch")}
 
 
 def main() -> None:
@@ -241,15 +241,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few texts, one round, and keep nothing")
     parser.add_argument("--worker", choices=RUNNERS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        work_loop(given.worker, given.folder, given.threads, RUNNERS)
+    args = parser.parse_args()
+    if args.worker:
+        work_loop(args.worker, args.folder, args.threads, RUNNERS)
         return
-    if given.quick:
-        given.texts, given.rounds = 6, 1
-        print(json.dumps(measure(given), indent=2))
+    if args.quick:
+        args.texts, args.rounds = 6, 1
+        print(json.dumps(measure(args), indent=2))
     else:
-        RESULT.write_text(json.dumps(measure(given), indent=2) + "\n", encoding="utf-8")
+        RESULT.write_text(json.dumps(measure(args), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

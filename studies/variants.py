@@ -91,15 +91,15 @@ def variant(name: str) -> Variant:
     parts = name.split(", ")
     unknown = set(parts) - set(BLOCKS)
     if unknown:
-        known = "; ".join(dict.fromkeys([*VARIANTS, *BLOCKS]))
-        raise SystemExit(f"unknown variants: {'; '.join(sorted(unknown))}. Pass one of: {known}; or combine blocks")
+        names = "; ".join(dict.fromkeys([*VARIANTS, *BLOCKS]))
+        raise SystemExit(f"unknown variants: {'; '.join(sorted(unknown))}. Pass one of: {names}; or combine blocks")
     options, shape = (
         {k: v for part in parts for k, v in getattr(BLOCKS[part], n).items()} for n in ("options", "shape")
     )
     return Variant(options, shape)
 
 
-def chosen(only: str | None) -> list[str]:
+def select_variants(only: str | None) -> list[str]:
     """The names in a list with ; between them, in its order, or all of the table."""
     names = [name.strip() for name in only.split(";")] if only else list(VARIANTS)
     for name in names:

@@ -46,10 +46,10 @@ def main(data: Path) -> None:
                 gold = [float(pair["score"]) for pair in pairs]
                 row["sts-b"] = round(100 * float(spearmanr(np.diag(scores(*shown, dtype)), gold).statistic), 1)
             for name, (queries, texts, right) in sets.items():
-                found = scores(cut(queries, width, is_rotated), cut(texts, width, is_rotated), dtype)
+                similarities = scores(cut(queries, width, is_rotated), cut(texts, width, is_rotated), dtype)
                 if kind.endswith("+"):
-                    found = rerank(found, cut(queries, width), convert_vectors(cut(texts, width), "int8"))
-                row[name] = round(100 * ndcg(found, right), 1)
+                    similarities = rerank(similarities, cut(queries, width), convert_vectors(cut(texts, width), "int8"))
+                row[name] = round(100 * ndcg(similarities, right), 1)
             rows.append(row)
             print(row, flush=True)
     RESULT.write_text(json.dumps({"depth": albert.depth, "rows": rows}, indent=1) + "\n", encoding="utf-8")
@@ -70,20 +70,20 @@ def scores(queries: np.ndarray, texts: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(cut(one, one.shape[1]) @ cut(other, other.shape[1]).T)
 
 
-def rerank(found: np.ndarray, queries: np.ndarray, texts: np.ndarray) -> np.ndarray:
+def rerank(similarities: np.ndarray, queries: np.ndarray, texts: np.ndarray) -> np.ndarray:
     """The scores of the best texts by the vectors of another type; the others come after them."""
-    best = np.argsort(-found, axis=1, kind="stable")[:, :RERANKED]
+    best = np.argsort(-similarities, axis=1, kind="stable")[:, :RERANKED]
     exact = np.take_along_axis(queries @ texts.astype(np.float32).T, best, axis=1)
-    again = np.full(found.shape, -np.inf)
+    again = np.full(similarities.shape, -np.inf)
     np.put_along_axis(again, best, exact, axis=1)
     return again
 
 
-def ndcg(found: np.ndarray, right: Sequence[set[int]], k: int = 10) -> float:
+def ndcg(similarities: np.ndarray, relevant: Sequence[set[int]], k: int = 10) -> float:
     """The mean of nDCG@k over queries."""
     gains = 1 / np.log2(np.arange(2, k + 2))
     values = []
-    for row, places in zip(np.argsort(-found, axis=1, kind="stable")[:, :k].tolist(), right, strict=True):
+    for row, places in zip(np.argsort(-similarities, axis=1, kind="stable")[:, :k].tolist(), relevant, strict=True):
         values.append(sum(gains[i] for i, place in enumerate(row) if place in places) / gains[: len(places)].sum())
     return float(np.mean(values))
 

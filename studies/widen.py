@@ -38,8 +38,8 @@ def widen(artifact: Artifact, times: int) -> Artifact:
     if unknown:
         raise AlbertkitError(f"tensor {unknown[0]!r} belongs to a head of another program; take it out before widening")
     weights = {name: repeated(array, shapes[name]) for name, array in artifact.weights.items()}
-    made = (*artifact.metadata.history, {"step": "widen", "times": times})
-    return Artifact(wide, weights, artifact.tokenizer, dataclasses.replace(artifact.metadata, history=made))
+    history = (*artifact.metadata.history, {"step": "widen", "times": times})
+    return Artifact(wide, weights, artifact.tokenizer, dataclasses.replace(artifact.metadata, history=history))
 
 
 def repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -57,12 +57,12 @@ def widen_moments(moments: dict[str, np.ndarray], times: int) -> dict[str, np.nd
     let the error of one be made good by the other: a wide model loses less than the narrow one that way, and less than
     one that was trained at that width.
     """
-    return {name: np.kron(np.eye(times, dtype=seen.dtype), seen) for name, seen in moments.items()}
+    return {name: np.kron(np.eye(times, dtype=moment.dtype), moment) for name, moment in moments.items()}
 
 
 def cosines(narrow: Artifact, wide: Artifact, ids: list[list[int]]) -> np.ndarray:
     """(texts,) agreement of the wide model's mean-pooled vectors with those of the narrow one, repeated."""
     times = wide.config.hidden_size // narrow.config.hidden_size
-    one, other = (mean_vectors(model.config, dict(model.weights), ids) for model in (narrow, wide))
-    found: np.ndarray = (np.tile(one, times) * other).sum(axis=1) / np.sqrt(times)
-    return found
+    narrow_vectors, wide_vectors = (mean_vectors(model.config, dict(model.weights), ids) for model in (narrow, wide))
+    result: np.ndarray = (np.tile(narrow_vectors, times) * wide_vectors).sum(axis=1) / np.sqrt(times)
+    return result

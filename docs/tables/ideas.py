@@ -35,13 +35,15 @@ def claims() -> str:
     lines, speeds = runs()
     rows = []
     for claim in judging.CLAIMS:
-        mine, theirs = (judging.numbers(judging.whole(lines, name)) for name in (claim.variant, claim.against))
+        mine, theirs = (
+            judging.values_by_measure(judging.finished_lines(lines, name)) for name in (claim.variant, claim.baseline)
+        )
         if not mine or not theirs:
             continue
         ratios = [f"× {fmean(mine[n]) / fmean(theirs[n]):.2f}" for n in ("parameters", "operations_per_token")]
-        changes = judging.moves(claim, lines)
+        changes = judging.quality_changes(claim, lines)
         loss, accuracy = changes["mlm_loss"][0], changes["mlm_accuracy"][0]
-        rows.append((claim.document, claim.says, f"{claim.variant} / {claim.against}", *ratios, f"{loss:+.2f}", f"{accuracy:+.1f}", judging.judged(claim, lines, speeds)))  # fmt: skip
+        rows.append((claim.document, claim.text, f"{claim.variant} / {claim.baseline}", *ratios, f"{loss:+.2f}", f"{accuracy:+.1f}", judging.verdict(claim, lines, speeds)))  # fmt: skip
     heads = ("document", "claim", "compared", "parameters", "operations", "MLM loss", "MLM accuracy, points", "verdict")
     return table(heads, rows)
 
@@ -52,7 +54,7 @@ def variants() -> str:
     lines, speeds = runs()
     rows = []
     for name in VARIANTS:
-        m = judging.numbers(judging.whole(lines, name))
+        m = judging.values_by_measure(judging.finished_lines(lines, name))
         if not m["parameters"]:  # not measured yet
             continue
         fast = [next((by[name] for place, by in speeds.items() if place.startswith(where) and name in by), None) for where in (CPU, GPU)]  # fmt: skip

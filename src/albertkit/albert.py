@@ -159,13 +159,12 @@ class Albert(RuntimeModel):
         (1, 384)
         """
         depths: list[int] = []
-        found = self.embed_iter(texts, early_exit=early_exit, on_exit=depths.append, **keywords)
-        vectors = self._stack(found, keywords)
-        return EarlyExitVectors(vectors, np.array(depths, np.int64))
+        vectors = self.embed_iter(texts, early_exit=early_exit, on_exit=depths.append, **keywords)
+        return EarlyExitVectors(self._stack(vectors, keywords), np.array(depths, np.int64))
 
     def _stack(self, vectors: Iterable[np.ndarray], keywords: EmbedKeywords) -> np.ndarray:
-        found = list(vectors)
-        return np.stack(found) if found else empty_vectors(keywords.get("dim") or self.dim, keywords.get("dtype"))
+        rows = list(vectors)
+        return np.stack(rows) if rows else empty_vectors(keywords.get("dim") or self.dim, keywords.get("dtype"))
 
     def embed_options(self, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
         """The validated keywords of `embed`, with the model's defaults for those not passed.
@@ -264,8 +263,8 @@ class Albert(RuntimeModel):
         from albertkit.runtime.predict import check_task
 
         check_task(self, "generate")
-        found = generate(self, embedding.list_texts(texts), GenerateSettings(**settings), depth)
-        return _one_or_all(found, isinstance(texts, str))
+        results = generate(self, embedding.list_texts(texts), GenerateSettings(**settings), depth)
+        return _one_or_all(results, isinstance(texts, str))
 
     # Tasks -------------------------------------------------------------------------------------------------------
     # For a fine-tuned model. depth: layers to apply. early_exit: each text exits when its prediction is confident, and
@@ -347,8 +346,8 @@ class Albert(RuntimeModel):
 
         check_string("question", question)
         check_string("context", context)
-        found: AnswerResult = predict(self, [QuestionExample("0", question, context)], "answer", **keywords)[0]
-        return found
+        result: AnswerResult = predict(self, [QuestionExample("0", question, context)], "answer", **keywords)[0]
+        return result
 
     def choose(
         self, context: str, question: str, choices: Iterable[str], **keywords: Unpack[PredictKeywords]
@@ -365,8 +364,8 @@ class Albert(RuntimeModel):
         if isinstance(choices, str):
             raise AlbertkitError(f"choices is one text, {choices!r:.40}. Pass the choices in a list.")
         example = ChoiceExample(context, question, tuple(embedding.list_texts(choices)))
-        found: ChoiceResult = predict(self, [example], "choose", **keywords)[0]
-        return found
+        result: ChoiceResult = predict(self, [example], "choose", **keywords)[0]
+        return result
 
     def explain(
         self,
@@ -389,5 +388,5 @@ class Albert(RuntimeModel):
         return Explainer(self).explain(texts, ExplainSettings(**settings))
 
 
-def _one_or_all(found: list[T], single: bool) -> T | list[T]:
-    return found[0] if single else found
+def _one_or_all(results: list[T], single: bool) -> T | list[T]:
+    return results[0] if single else results

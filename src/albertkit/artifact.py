@@ -195,9 +195,9 @@ def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | Quant
                 raise AlbertkitError(f"tensor {name!r} has type {numbers.dtype}; weights must be floating point")
             largest = float(np.abs(numbers).max(initial=0))
             if not largest <= MAX_WEIGHT:
-                found = f"the number {largest:g}" if np.isfinite(largest) else "NaN or infinity"
+                value = f"the number {largest:g}" if np.isfinite(largest) else "NaN or infinity"
                 raise AlbertkitError(
-                    f"tensor {name!r} contains {found}; weights must be finite and at most {MAX_WEIGHT:g}. The file is "
+                    f"tensor {name!r} contains {value}; weights must be finite and at most {MAX_WEIGHT:g}. The file is "
                     "damaged or training failed: use another copy of the model."
                 )
 
@@ -205,12 +205,12 @@ def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | Quant
 def read_metadata(folder: Path) -> tuple[ArtifactMetadata, dict[str, str]]:
     """The metadata and the file hashes in `albertkit.json`."""
     data = read_json(folder / METADATA_FILE)
-    found = data.get("format")
-    if found not in (1, FORMAT) or isinstance(found, bool | float):
+    version = data.get("format")
+    if version not in (1, FORMAT) or isinstance(version, bool | float):
         raise AlbertkitError(
-            f"{folder / METADATA_FILE} has format {found!r}; albertkit reads up to {FORMAT}. Update albertkit."
+            f"{folder / METADATA_FILE} has format {version!r}; albertkit reads up to {FORMAT}. Update albertkit."
         )
-    if found == FORMAT:  # format 1 had no checksum
+    if version == FORMAT:  # format 1 had no checksum
         data = take_checksum(folder / METADATA_FILE, data)
     data = {key: value for key, value in data.items() if key not in ("format", "albertkit")}
     files = data.pop("files", {})

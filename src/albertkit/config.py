@@ -269,8 +269,8 @@ class AlbertConfig:
 
     def replace(self, **changes: int | float | str | Options) -> AlbertConfig:
         """A validated copy with some fields changed."""
-        known = {f.name for f in dataclasses.fields(self)}
-        check_keys("config field", changes, known)
+        field_names = {f.name for f in dataclasses.fields(self)}
+        check_keys("config field", changes, field_names)
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
@@ -287,11 +287,11 @@ class AlbertConfig:
         """Read a `config.json`. Unknown keys are errors; known extra keys of other projects are ignored."""
         if not isinstance(data, Mapping):
             raise AlbertkitError(f"config.json contains {type_with_article(data)}; it must be a JSON object")
-        known = {f.name for f in dataclasses.fields(cls)} - {"options"}
-        check_keys("key", data, {"albertkit", *known, *REQUIRED_VALUES, *FOREIGN_KEYS}, " in config.json")
+        field_names = {f.name for f in dataclasses.fields(cls)} - {"options"}
+        check_keys("key", data, {"albertkit", *field_names, *REQUIRED_VALUES, *FOREIGN_KEYS}, " in config.json")
         values: dict[str, Any] = {}
         for key, value in data.items():
-            if key in known:
+            if key in field_names:
                 values[key] = value
             elif key == "albertkit":
                 values["options"] = read_options(value)

@@ -102,14 +102,14 @@ def open_weights(path: Path) -> BinaryIO:
 
 def _bytes_without_holes(file: BinaryIO) -> int:
     """Bytes of a file that are stored on disk; compressed bytes count in full."""
-    size, at, total = file_size(file), 0, 0
+    size, position, total = file_size(file), 0, 0
     if not hasattr(os, "SEEK_DATA") or os.fstat(file.fileno()).st_blocks * 512 >= size // 2:
         return size
     try:
-        while at < size:
-            start = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            total += at - start
+        while position < size:
+            start = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            position = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            total += position - start
     except OSError as error:
         if error.errno != errno.ENXIO:  # no data after `at`
             total = size  # the file system does not tell
@@ -201,14 +201,14 @@ def _check_unchanged(folder: Path) -> None:
     written = written if isinstance(written, dict) else {}
     names = {path.relative_to(folder).as_posix(): path for path in list_files(folder)}
     del names[WRITTEN_FILES]
-    kept = [
+    changed = [
         name
         for name, path in names.items()
         if name not in written or path.is_symlink() or digest(path) != written[name]
     ]
-    if kept:
-        shown = ", ".join(kept[:SHOWN_FILES]) + (
-            f" and {len(kept) - SHOWN_FILES} more" if len(kept) > SHOWN_FILES else ""
+    if changed:
+        shown = ", ".join(changed[:SHOWN_FILES]) + (
+            f" and {len(changed) - SHOWN_FILES} more" if len(changed) > SHOWN_FILES else ""
         )
         raise AlbertkitError(
             f"{folder} has files that were added or changed since it was written: {shown}. Overwriting would delete "

@@ -30,17 +30,17 @@ LOCK = ".lock"
 _locks: set[Path] = set()  # held by this process
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two folders in one step; False if the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if rename is None:
         return False
-    if rename(CURRENT_FOLDER, os.fsencode(one), CURRENT_FOLDER, os.fsencode(other), ctypes.c_uint(EXCHANGE)) == 0:
+    if rename(CURRENT_FOLDER, os.fsencode(first), CURRENT_FOLDER, os.fsencode(second), ctypes.c_uint(EXCHANGE)) == 0:
         return True
     number = ctypes.get_errno()
     if number in CANNOT_EXCHANGE:
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def replace_folder(scratch: Path, target: Path) -> None:
@@ -69,10 +69,10 @@ def recover_folder(target: Path) -> None:
     pattern = f".{glob.escape(target.name)}.*.old/{glob.escape(target.name)}"
     while not target.exists():
         with contextlib.suppress(OSError):
-            found = sorted((path.parent.stat().st_mtime, path) for path in target.parent.glob(pattern))
-            if not found:
+            moved = sorted((path.parent.stat().st_mtime, path) for path in target.parent.glob(pattern))
+            if not moved:
                 return
-            moved_at, old = found[-1]
+            moved_at, old = moved[-1]
             if 0 <= time.time() - moved_at < CRASH_SECONDS:
                 time.sleep(0.05)
                 continue

@@ -83,7 +83,7 @@ def check_head_graph(name: str, data: bytes, weights: HeadWeights) -> ModelProto
         model = ModelProto.decode(data)
     except DecodeError:
         raise _refusal(name, "is not an ONNX file") from None
-    opsets = {(one.domain or "ai.onnx", one.version) for one in model.opset_import}
+    opsets = {(opset.domain or "ai.onnx", opset.version) for opset in model.opset_import}
     if opsets != {("ai.onnx", HEAD_OPSET)}:
         raise _refusal(name, f"uses the operator sets {sorted(opsets)}; only ai.onnx {HEAD_OPSET} is allowed")
     if model.functions or model.training_info:
@@ -184,12 +184,12 @@ class HeadSession:
         mask = np.arange(hidden.shape[1])[None] < np.asarray(lengths)[:, None]
         hidden = np.where(mask[..., None], hidden, np.float32(0))
         feed = {name: array for name, array in zip(INPUTS, (hidden, mask), strict=True) if name in self.inputs}
-        found = self._call(lambda: self.session.run(["scores"], feed)[0])
+        scores = self._call(lambda: self.session.run(["scores"], feed)[0])
         shape = hidden.shape[: 2 if self.head in TOKEN_HEADS else 1]
-        expected = (*shape, found.shape[-1] if self.outputs is None and found.ndim else self.outputs)
-        if found.shape != expected:
-            raise _refusal(self.file, f"gives scores of shape {found.shape}; {expected} is needed")
-        return np.asarray(found, np.float32)
+        expected = (*shape, scores.shape[-1] if self.outputs is None and scores.ndim else self.outputs)
+        if scores.shape != expected:
+            raise _refusal(self.file, f"gives scores of shape {scores.shape}; {expected} is needed")
+        return np.asarray(scores, np.float32)
 
     def _call(self, compute: Any) -> Any:
         try:

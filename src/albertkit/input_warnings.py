@@ -204,8 +204,8 @@ class InputProblems:
         """The message about long texts."""
         file = f"{self.where}: " if self.where else ""
         verb = "is" if self.truncated == 1 else "are"
-        most = f" (at most {self.longest})" if self.longest else ""
-        longer = "" if self.longest and self.longest <= self.limit else f", or train with a larger --max-length{most}"
+        limit = f" (at most {self.longest})" if self.longest else ""
+        longer = "" if self.longest and self.longest <= self.limit else f", or train with a larger --max-length{limit}"
         return (
             f"{file}{self._subject(self.truncated)} {verb} longer than the {self.limit} tokens that this model reads, "
             f"so the rest has no effect. Split long texts{longer}."
@@ -242,8 +242,8 @@ def find_problems(
         if unknown is None or unknown in tokens
     }
     places = [place for place, share in shares.items() if share > MAX_UNKNOWN_CHARACTERS]
-    found = InputProblems(len(places), len(texts), blank=sum(map(is_blank, texts)))
-    return replace(found, example=texts[places[0]], share=shares[places[0]]) if places else found
+    problems = InputProblems(len(places), len(texts), blank=sum(map(is_blank, texts)))
+    return replace(problems, example=texts[places[0]], share=shares[places[0]]) if places else problems
 
 
 def is_blank(text: str) -> bool:
@@ -287,38 +287,38 @@ _collector: ContextVar[list[InputProblems] | None] = ContextVar("input_problems"
 @contextmanager
 def collect_problems() -> Iterator[list[InputProblems]]:
     """In this context, problems are appended to a list instead of a warning."""
-    found: list[InputProblems] = []
-    token = _collector.set(found)
+    problems: list[InputProblems] = []
+    token = _collector.set(problems)
     try:
-        yield found
+        yield problems
     finally:
         _collector.reset(token)
 
 
-def report_problems(found: InputProblems, reported: InputProblems | None = None) -> None:
+def report_problems(problems: InputProblems, reported: InputProblems | None = None) -> None:
     """Warn of problems, or collect them. reported: what was found in earlier texts of the same call, if it reads
     its texts in parts. Each problem is reported once.
     """
     collector = _collector.get()
     if collector is not None:
-        collector.append(found)
+        collector.append(problems)
         return
     if reported is not None:
-        total = reported.total + found.total
-        found = replace(found.without(reported), total=total, is_partial=total >= PART_TEXTS)
-    for message, category in found.warnings():
+        total = reported.total + problems.total
+        problems = replace(problems.without(reported), total=total, is_partial=total >= PART_TEXTS)
+    for message, category in problems.warnings():
         warnings.warn(message, category, stacklevel=2)
 
 
-def check_readable(found: InputProblems, most: float) -> None:
+def check_readable(problems: InputProblems, max_share: float) -> None:
     """Raise if more than this share of the texts is unreadable."""
-    if found.unreadable > most * found.total:
-        limit = f"{most:.0%} of the texts may be unreadable here"
-        raise UnreadableTextError(f"{found.describe()} At most {limit}; --max-unknown 1 accepts all.")
+    if problems.unreadable > max_share * problems.total:
+        limit = f"{max_share:.0%} of the texts may be unreadable here"
+        raise UnreadableTextError(f"{problems.describe()} At most {limit}; --max-unknown 1 accepts all.")
 
 
-def check_training_texts(tokenizer: Tokenizer, texts: Sequence[str], most: float) -> None:
+def check_training_texts(tokenizer: Tokenizer, texts: Sequence[str], max_share: float) -> None:
     """Raise if more than this share of training texts is unreadable, warn of fewer. Of many texts, some are checked."""
-    found = find_problems(tokenizer, texts[:: len(texts) // CHECKED_TEXTS + 1])
-    check_readable(found, most)
-    report_problems(found)
+    problems = find_problems(tokenizer, texts[:: len(texts) // CHECKED_TEXTS + 1])
+    check_readable(problems, max_share)
+    report_problems(problems)

@@ -221,8 +221,8 @@ def make_node(
     >>> make_node("Add", ["a", "b"], ["c"], name="sum").op_type
     'Add'
     """
-    made = [_attribute(key, attributes[key]) for key in sorted(attributes)]
-    return NodeProto(list(inputs), list(outputs), name, op_type, made, domain)
+    attribute_protos = [_attribute(key, attributes[key]) for key in sorted(attributes)]
+    return NodeProto(list(inputs), list(outputs), name, op_type, attribute_protos, domain)
 
 
 def _attribute(name: str, value: AttributeValue) -> AttributeProto:
@@ -234,9 +234,9 @@ def _attribute(name: str, value: AttributeValue) -> AttributeProto:
         return AttributeProto(name, s=value.encode(), type=3)
     if isinstance(value, GraphProto):
         return AttributeProto(name, g=value, type=5)
-    if any(isinstance(one, float) for one in value):
+    if any(isinstance(item, float) for item in value):
         return AttributeProto(name, floats=list(value), type=6)
-    return AttributeProto(name, ints=[int(one) for one in value], type=7)
+    return AttributeProto(name, ints=[int(item) for item in value], type=7)
 
 
 def make_tensor(name: str, array: np.ndarray) -> TensorProto:

@@ -154,16 +154,16 @@ def read_options(value: object) -> Options:
 def given_options(pairs: Iterable[str], before: Options | None = None) -> Options:
     """Options from command-line values: ["low_rank=32", "gru=true"]."""
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = (part.strip() for part in pair.partition("="))
         if not equals:
             raise AlbertkitError(f"option {pair!r} has no value. Write NAME=VALUE, such as low_rank=32 or gru=true.")
         check_keys("option", [name], defaults)
-        if name in found:
+        if name in values:
             raise AlbertkitError(f"option {name} was passed twice. Pass it once.")
-        found[name] = _parse(name, text, type(defaults[name]))
-    return dataclasses.replace(before or Options(), **found)
+        values[name] = _parse(name, text, type(defaults[name]))
+    return dataclasses.replace(before or Options(), **values)
 
 
 def _parse(name: str, text: str, kind: type) -> bool | int | str:

@@ -36,24 +36,24 @@ def protobuf_fields(message: Buffer) -> Iterator[tuple[int, int, Buffer]]:
     >>> list(protobuf_fields(b"\\x08\\x05\\x12\\x01a"))
     [(8, 5, b''), (18, 1, b'a')]
     """
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = read_varint(message, at, end)
+    position, end = 0, len(message)
+    while position < end:
+        tag, position = read_varint(message, position, end)
         wire, number, width = tag & 7, 0, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
         if wire in (VARINT, BYTES):
-            number, at = read_varint(message, at, end)
+            number, position = read_varint(message, position, end)
             width = number if wire == BYTES else 0
-        if width > end - at or wire not in (VARINT, FIXED64, BYTES, FIXED32):
-            raise DecodeError(f"a protobuf field of wire type {wire} and {width} bytes has {end - at} bytes left")
-        payload, at = message[at : at + width], at + width
+        if width > end - position or wire not in (VARINT, FIXED64, BYTES, FIXED32):
+            raise DecodeError(f"a protobuf field of wire type {wire} and {width} bytes has {end - position} bytes left")
+        payload, position = message[position : position + width], position + width
         yield tag, int.from_bytes(payload, "little") if wire in (FIXED64, FIXED32) else number, payload
 
 
-def read_varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
     """The number of variable length at a place, and the place after it."""
     value = 0
-    for place in range(at, min(at + 10, end)):
-        value |= (data[place] & 127) << 7 * (place - at)
+    for place in range(position, min(position + 10, end)):
+        value |= (data[place] & 127) << 7 * (place - position)
         if data[place] < 128:
             return value & 0xFFFFFFFFFFFFFFFF, place + 1
     raise DecodeError("a variable-length number in it does not end where it should")
@@ -140,13 +140,13 @@ class Message:
     def _decode(cls, data: Buffer, nesting: int, cost: list[int]) -> Self:
         """cost: one number, shared by the messages inside this one."""
         cost[0] += 5
-        known = {f.number: f for f in cls._fields()}
-        found = cls()
+        fields = {f.number: f for f in cls._fields()}
+        message = cls()
         for tag, number, payload in protobuf_fields(data):
             cost[0] += 1
             if nesting > MAX_NESTING or cost[0] > MAX_COST:
                 raise DecodeError(f"it has over {MAX_COST:,} parts, or some within {MAX_NESTING} others")
-            field, wire = known.get(tag >> 3), tag & 7
+            field, wire = fields.get(tag >> 3), tag & 7
             if field is None:
                 continue
             if issubclass(field.kind, Message):
@@ -154,18 +154,18 @@ class Message:
             else:
                 values = _values(field, wire, number, payload)
             if field.is_repeated:
-                getattr(found, field.name).extend(values)
+                getattr(message, field.name).extend(values)
             elif values:
-                setattr(found, field.name, values[-1])
-        return found
+                setattr(message, field.name, values[-1])
+        return message
 
     @classmethod
     def _fields(cls) -> list[Field]:
         if "_schema" not in cls.__dict__:
             classes, schema = vars(sys.modules[cls.__module__]), []
-            for one in dataclasses.fields(cls):  # type: ignore[arg-type]
-                number, kind, *others = one.metadata["field"]
-                schema.append(Field(one.name, number, classes[kind] if isinstance(kind, str) else kind, *others))
+            for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+                number, kind, *options = field.metadata["field"]
+                schema.append(Field(field.name, number, classes[kind] if isinstance(kind, str) else kind, *options))
             cls._schema = schema  # complete, for other threads
         return cls._schema
 
@@ -194,7 +194,7 @@ def _signed(number: int) -> int:
 
 def packed_ints(payload: Buffer) -> Iterator[int]:
     """The whole numbers of a packed field."""
-    at, end = 0, len(payload)
-    while at < end:
-        number, at = read_varint(payload, at, end)
+    position, end = 0, len(payload)
+    while position < end:
+        number, position = read_varint(payload, position, end)
         yield _signed(number)

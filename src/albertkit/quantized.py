@@ -186,24 +186,24 @@ def quantize_weights(
     """
     if bits not in BITS:
         raise AlbertkitError(f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these.")
-    out: dict[str, np.ndarray] = {}
+    quantized: dict[str, np.ndarray] = {}
     for name, array in weights.items():
         if not is_quantizable(name, array):
-            out[name] = np.ascontiguousarray(array, np.float32)
+            quantized[name] = np.ascontiguousarray(array, np.float32)
             continue
         inputs = (moments or {}).get(name)
         factors = smoothing_factors(name, inputs, bits) if smooth is None else smooth.get(name)
         if factors is not None:
-            out[f"{name}.smooth"] = factors
+            quantized[f"{name}.smooth"] = factors
             array = array / factors
             inputs = None if inputs is None else inputs * factors * factors[:, None]
         if bits == 8 or not uses_four_bits(name):
             matrix = quantize_rows(array, inputs if cancel_errors else None)
-            out |= {name: matrix.values, f"{name}.scale": matrix.scale}
+            quantized |= {name: matrix.values, f"{name}.scale": matrix.scale}
             continue
         packed, steps, scale = quantize_blocks(array, inputs)
-        out |= {name: packed, f"{name}.step": steps, f"{name}.scale": scale}
-    return out
+        quantized |= {name: packed, f"{name}.step": steps, f"{name}.scale": scale}
+    return quantized
 
 
 def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) -> dict[str, np.ndarray]:
@@ -220,18 +220,18 @@ def unpack_weights(
     tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray | QuantizedMatrix]:
     """The tensors of a quantized file as float arrays and `QuantizedMatrix`; `shapes` has the width of each matrix."""
-    out: dict[str, np.ndarray | QuantizedMatrix] = {}
+    unpacked: dict[str, np.ndarray | QuantizedMatrix] = {}
     for name in float_shapes(tensors, shapes):
         array, scale, steps, smooth = (tensors.get(f"{name}{part}") for part in ("", ".scale", ".step", ".smooth"))
         assert array is not None
         if scale is None:
-            out[name] = array
+            unpacked[name] = array
         elif steps is None:
-            out[name] = QuantizedMatrix(array, scale.astype(np.float32), smooth)
+            unpacked[name] = QuantizedMatrix(array, scale.astype(np.float32), smooth)
         else:
             matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
-            out[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
-    return out
+            unpacked[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
+    return unpacked
 
 
 def float_shapes(
@@ -241,11 +241,11 @@ def float_shapes(
 
     Only types and shapes are used, so the numbers need not have been read.
     """
-    out: dict[str, tuple[int, ...]] = {}
+    float_shapes_by_name: dict[str, tuple[int, ...]] = {}
     for name, array in tensors.items():
         if name.endswith((".scale", ".step", ".smooth")) and name.rpartition(".")[0] in tensors:
             continue
-        out[name] = array.shape
+        float_shapes_by_name[name] = array.shape
         scale, steps, smooth = (tensors.get(f"{name}.{part}") for part in ("scale", "step", "smooth"))
         if scale is None:
             continue
@@ -259,10 +259,10 @@ def float_shapes(
                 raise AlbertkitError(f"tensor {name!r} has type {array.dtype}; at 4 bits it must be packed uint8")
             blocks, parts = -(-columns // BLOCK), (array.shape, steps.shape, scale.shape)
             if parts != ((rows, blocks * BLOCK // 2), (rows, blocks), (rows,)):
-                found = f"{parts[0]}, {parts[1]} and {parts[2]}"
-                raise AlbertkitError(f"a 4-bit matrix has parts of shapes {found}, which do not match: it is damaged")
-            out[name] = shapes[name]
+                text = f"{parts[0]}, {parts[1]} and {parts[2]}"
+                raise AlbertkitError(f"a 4-bit matrix has parts of shapes {text}, which do not match: it is damaged")
+            float_shapes_by_name[name] = shapes[name]
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
-            found = f"{array.dtype} with {scale.shape} scales"
-            raise AlbertkitError(f"tensor {name!r} has {found}; at 8 bits it must be int8 with one scale per row")
-    return out
+            text = f"{array.dtype} with {scale.shape} scales"
+            raise AlbertkitError(f"tensor {name!r} has {text}; at 8 bits it must be int8 with one scale per row")
+    return float_shapes_by_name

@@ -126,12 +126,10 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             raise AlbertkitError(
                 f"there are {len(texts)} texts and labels of shape {labels.shape}. Pass one label per text."
             )
-        given = [
-            x.item() if isinstance(x, np.generic) else x for x in np.asarray(y, object)
-        ]  # `labels` has NaN as "nan"
-        odd = [label for label in given if not isinstance(label, str | int | float) or label != label]
-        if odd:
-            raise AlbertkitError(f"one label is {odd[0]!r}. Pass one text or number per text.")
+        values = (x.item() if isinstance(x, np.generic) else x for x in np.asarray(y, object))
+        invalid = [value for value in values if not isinstance(value, str | int | float) or value != value]
+        if invalid:  # `labels` has NaN as "nan"
+            raise AlbertkitError(f"one label is {invalid[0]!r}. Pass one text or number per text.")
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
         self.names_ = {str(label): label for label in self.classes_.tolist()}
@@ -205,11 +203,11 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""
         check_is_fitted(self)
-        return np.array([self.names_[str(found.label)] for found in self.albert_.classify(list_texts(X))])
+        return np.array([self.names_[str(result.label)] for result in self.albert_.classify(list_texts(X))])
 
     def predict_proba(self, X: Sequence[str]) -> np.ndarray:
         """Probabilities, one column per class of `classes_`."""
         check_is_fitted(self)
-        found = [result.probabilities or {} for result in self.albert_.classify(list_texts(X))]
-        rows = [[row[str(label)] for label in self.classes_.tolist()] for row in found]
+        by_text = [result.probabilities or {} for result in self.albert_.classify(list_texts(X))]
+        rows = [[row[str(label)] for label in self.classes_.tolist()] for row in by_text]
         return np.array(rows, float).reshape(-1, len(self.classes_))

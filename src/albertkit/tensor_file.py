@@ -74,12 +74,12 @@ def read_array(file: BinaryIO, path: Path, start: int, dtype: np.dtype, shape: t
     try:
         numbers = np.empty(size, np.uint8)
         file.seek(start)
-        found = file.readinto(numbers.data)  # type: ignore[attr-defined]
+        count = file.readinto(numbers.data)  # type: ignore[attr-defined]
     except (OSError, MemoryError, ValueError) as error:
         raise AlbertkitError(
             f"{path}: {size:,} bytes cannot be read ({error}). Free memory or copy it again."
         ) from None
-    if found != size:
+    if count != size:
         raise AlbertkitError(f"{path} ends within a tensor of {size:,} bytes at byte {start:,}. Copy the model again.")
     return numbers.view(dtype).reshape(shape)
 
@@ -121,8 +121,8 @@ def _read_header(path: Path, file: BinaryIO) -> dict[str, StoredTensor]:
         check_shape(name, shape, dtype)
         start, stop = entry["data_offsets"]
         if type(start) is not int or start != end or stop != start + math.prod(shape) * dtype.itemsize:
-            found = f"tensor {name!r} of {entry['dtype']} {list(shape)} begins at byte {start} and ends at {stop}"
-            raise ValueError(f"{found}, and the tensor before it ends at {end}; tensors must adjoin")
+            extent = f"tensor {name!r} of {entry['dtype']} {list(shape)} begins at byte {start} and ends at {stop}"
+            raise ValueError(f"{extent}, and the tensor before it ends at {end}; tensors must adjoin")
         read = partial(read_array, file, path, 8 + length + start, dtype, tuple(shape))
         tensors[name] = StoredTensor(dtype, tuple(shape), path.name, start, stop, read)
         end = stop

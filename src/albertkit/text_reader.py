@@ -120,8 +120,8 @@ def _read_texts(
     for number, (text, *ids) in rows:
         if not isinstance(text, str):
             kind = "null" if text is None else type_with_article(text)
-            found = f"{_place(file, number)} contains {kind} as {text_column or DEFAULT_COLUMN!r}"
-            raise AlbertkitError(f"{found}, which must be a text. Correct it, or pass another --text-column.")
+            problem = f"{_place(file, number)} contains {kind} as {text_column or DEFAULT_COLUMN!r}"
+            raise AlbertkitError(f"{problem}, which must be a text. Correct it, or pass another --text-column.")
         yield number, text, str(ids[0]) if ids else None
 
 

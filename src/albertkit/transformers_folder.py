@@ -51,10 +51,10 @@ PROBLEM_TYPES = {
 
 def public_classifier(artifact: Artifact) -> str:
     """The head that is written under the public name `classifier`: the task's head, else the first one."""
-    there = [head for head in CLASSIFIERS if head in artifact.heads]
-    if artifact.metadata.task in there:
+    heads = [head for head in CLASSIFIERS if head in artifact.heads]
+    if artifact.metadata.task in heads:
         return artifact.metadata.task
-    return there[0] if there else "classify"
+    return heads[0] if heads else "classify"
 
 
 def public_head(artifact: Artifact) -> str | None:
@@ -184,11 +184,11 @@ def score_scale(metadata: ArtifactMetadata) -> tuple[float, float]:
         return 1.0, 0.0
     values = {"temperature": 1.0, "std": 1.0, "mean": 0.0}
     for name, default in values.items():
-        found: Any = metadata.details.get(name, default)
-        is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-        if not is_number or (name != "mean" and found <= 0):
-            raise AlbertkitError(f"{name} is {found!r} in albertkit.json; it must be a number. Use another copy.")
-        values[name] = float(found)
+        value: Any = metadata.details.get(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or (name != "mean" and value <= 0):
+            raise AlbertkitError(f"{name} is {value!r} in albertkit.json; it must be a number. Use another copy.")
+        values[name] = float(value)
     return values["std"] / values["temperature"], values["mean"]
 
 
@@ -215,12 +215,13 @@ def for_transformers(artifact: Artifact) -> Artifact:
 
     A model that transformers cannot compute is returned unchanged.
     """
-    made, depth = fold_scores(artifact), artifact.metadata.depth
+    folded, depth = fold_scores(artifact), artifact.metadata.depth
     if depth is not None and depth >= artifact.config.layer_groups:
         config = artifact.config.replace(num_hidden_layers=depth)
         if all(config.group_of(layer) == artifact.config.group_of(layer) for layer in range(depth)):
-            made = dataclasses.replace(made, config=config, metadata=dataclasses.replace(made.metadata, depth=None))
-    return made if transformers_difference(made) is None else artifact
+            metadata = dataclasses.replace(folded.metadata, depth=None)
+            folded = dataclasses.replace(folded, config=config, metadata=metadata)
+    return folded if transformers_difference(folded) is None else artifact
 
 
 def model_card(artifact: Artifact) -> str:

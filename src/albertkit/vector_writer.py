@@ -109,10 +109,10 @@ def vector_numbers(vector: np.ndarray) -> list[float]:
     return numbers if vector.dtype.kind in "iu" else [round(number, 7) for number in numbers]
 
 
-def token_json(text: str, found: Tokens) -> str:
+def token_json(text: str, tokens: Tokens) -> str:
     """A text, its tokens, the characters they cover and their vectors as one line of JSON."""
-    vectors = [[round(value, 7) for value in row] for row in found.vectors.tolist()]
-    row = {"text": replace_surrogates(text), "tokens": found.tokens, "offsets": found.offsets, "vectors": vectors}
+    vectors = [[round(value, 7) for value in row] for row in tokens.vectors.tolist()]
+    row = {"text": replace_surrogates(text), "tokens": tokens.tokens, "offsets": tokens.offsets, "vectors": vectors}
     return json.dumps(row, ensure_ascii=False)
 
 
@@ -200,12 +200,12 @@ class NpzTokens:
         self.counts: list[int] = []
         self.tokens, self.offsets = [np.empty(0, np.str_)], [np.empty((0, 2), np.int64)]
 
-    def write(self, text: str, found: Tokens) -> None:
-        self.width = found.vectors.shape[1]
-        self.vectors.write(np.ascontiguousarray(found.vectors, "<f4").tobytes())
-        self.counts.append(len(found.tokens))
-        self.tokens.append(np.array(found.tokens, np.str_))
-        self.offsets.append(np.array(found.offsets, np.int64).reshape(-1, 2))
+    def write(self, text: str, tokens: Tokens) -> None:
+        self.width = tokens.vectors.shape[1]
+        self.vectors.write(np.ascontiguousarray(tokens.vectors, "<f4").tobytes())
+        self.counts.append(len(tokens.tokens))
+        self.tokens.append(np.array(tokens.tokens, np.str_))
+        self.offsets.append(np.array(tokens.offsets, np.int64).reshape(-1, 2))
         self.rows += 1
 
     def close(self) -> None:

@@ -128,8 +128,8 @@ def head_shapes(config: AlbertConfig, head: str, labels: int = 2) -> Shapes:
 
 def heads_in(names: Iterable[str]) -> list[str]:
     """The heads in a set of tensor names, in the order of `HEADS`, then other heads by name."""
-    found = {name.split(".")[1] for name in names if name.startswith("heads.")}
-    return [head for head in HEADS if head in found] + sorted(found - set(HEADS))
+    heads = {name.split(".")[1] for name in names if name.startswith("heads.")}
+    return [head for head in HEADS if head in heads] + sorted(heads - set(HEADS))
 
 
 def is_custom_tensor(name: str) -> bool:

@@ -150,7 +150,7 @@ def test_rows_of_the_server_compare_ours_with_others_only(bench):
 def test_a_fine_tuning_of_another_day_is_no_part_of_the_report(bench):
     run = {"runs": {"albertkit": [{"seconds": 2.0}], "another": [{"seconds": 3.0}, {"seconds": 5.0}]}}
     (row,) = bench.finetuning(
-        {bench.LESSON: run, "SST-2": {"runs": {"albertkit": [{"seconds": 9.0}], "b": [{"seconds": 1.0}]}}}
+        {bench.FINETUNING_DATA: run, "SST-2": {"runs": {"albertkit": [{"seconds": 9.0}], "b": [{"seconds": 1.0}]}}}
     )
     assert (row.value, row.theirs, row.ratio) == (2.0, 4.0, 2.0)
 

@@ -17,7 +17,7 @@ from albertkit.artifact import ArtifactMetadata, read_artifact, read_stored, wri
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.tasks.dataset import read_parts
+from albertkit.tasks.dataset import read_splits
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from tests.conftest import ROOT, tiny
 from tests.test_albert import make
@@ -155,7 +155,7 @@ def test_a_pruned_model_is_trained_on(models, name, tmp_path):
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
-    examples = read_parts("classify", {"train": models / "train.tsv"}, ReadOptions(), print)["train"]
+    examples = read_splits("classify", {"train": models / "train.tsv"}, ReadOptions(), print)["train"]
     done = finetune_examples(
         "classify",
         examples,

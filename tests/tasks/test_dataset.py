@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from albertkit.errors import AlbertkitError
 from albertkit.tasks import make_task
 from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.dataset import check_labels, read_parts, split_examples, validate_examples
+from albertkit.tasks.dataset import check_labels, read_splits, split_examples, validate_examples
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, RewriteExample, Span, TaggedExample, TextExample
 from albertkit.tasks.readers import ReadOptions, read_examples
 
@@ -58,12 +58,12 @@ def test_numbers_beside_classes(train, dev):
 def test_held_out_files_are_read_as_training_is(tmp_path):
     said: list[str] = []
     files = parts(tmp_path, [n / 4 for n in range(30)], range(5))
-    found = read_parts("classify", files, ReadOptions(label_column="stars"), said.append)
+    found = read_splits("classify", files, ReadOptions(label_column="stars"), said.append)
     assert [e.label for e in found["dev"]] == [0.0, 1.0, 2.0, 3.0, 4.0] and not any("unknown" in text for text in said)
     files = parts(tmp_path, [1, 2, 3] * 5, [n / 16 for n in range(1, 15)])
     with pytest.raises(AlbertkitError, match="none of the labels.*--kind"):
-        read_parts("classify", files, ReadOptions(label_column="stars"), said.append)
-    found = read_parts("classify", files, ReadOptions(label_column="stars", kind="regression"), said.append)
+        read_splits("classify", files, ReadOptions(label_column="stars"), said.append)
+    found = read_splits("classify", files, ReadOptions(label_column="stars", kind="regression"), said.append)
     assert found["train"][0].label == 1.0 and found["dev"][0].label == 1 / 16
 
 
@@ -232,7 +232,7 @@ def test_other_encodings_are_named(tmp_path):
 def test_integer_classes_become_text_and_integer_values_stay_numbers():
     def labels(*values):
         given = {name: texts(*part) for name, part in zip(("train", "dev"), values, strict=False)}
-        found = read_parts("classify", given, ReadOptions(), print)
+        found = read_splits("classify", given, ReadOptions(), print)
         return [[example.label for example in part] for part in found.values()]
 
     assert labels([1, 2, 1], [2, 1]) == [["1", "2", "1"], ["2", "1"]]

@@ -360,7 +360,7 @@ def test_widths_are_checked_before_teachers_encode(shards, start, tmp_path):
 def test_batches_have_runs_of_neighbors_and_shallow_steps(corpus, tmp_path):
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     more = [list(row) for row in np.random.default_rng(1).integers(5, 60, (600, 6))]
-    found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1, more=more)
+    found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1, extra_texts=more)
     assert len(found) == len(draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1)) + 600
     found.save(tmp_path / "texts")
     rng = np.random.default_rng(0)

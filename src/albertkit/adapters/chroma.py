@@ -71,7 +71,8 @@ class AlbertEmbeddingFunction(EmbeddingFunction[Documents]):
     def build_from_config(config: Config) -> AlbertEmbeddingFunction:
         """The function of a stored configuration; a model that has changed since is an error."""
         AlbertEmbeddingFunction.validate_config(config)
-        model, (depth, dim) = config["model"], (read_count(config, key) for key in ("depth", "dim"))
+        model = config["model"]
+        depth, dim = (None if (value := config[key]) is None else int(value) for key in ("depth", "dim"))
         function = AlbertEmbeddingFunction(str(model), depth, dim)
         if function.albert.name != config["version"]:
             raise AlbertkitError(
@@ -88,9 +89,3 @@ class AlbertEmbeddingFunction(EmbeddingFunction[Documents]):
                 f"{changed[0]} changes from {old_config.get(changed[0])} to {new_config.get(changed[0])}: vectors of "
                 "different models do not mix. Add the documents to a new collection."
             )
-
-
-def read_count(config: Config, key: str) -> int | None:
-    """A number of a configuration, or None."""
-    value = config[key]
-    return None if value is None else int(value)

@@ -106,13 +106,13 @@ class AlbertVectorStore(VectorStore):
         if isinstance(texts, str):
             raise AlbertkitError(f"texts is the single text {texts!r:.60}. Pass a list of texts.")
         rows = list(texts)
-        given: list[str | None] = [None] * len(rows) if ids is None else list(ids)
+        keys: list[str | None] = [None] * len(rows) if ids is None else list(ids)
         notes = [{} for _ in rows] if metadatas is None else list(metadatas)
-        if not len(rows) == len(given) == len(notes):
+        if not len(rows) == len(keys) == len(notes):
             raise AlbertkitError(
-                f"there are {len(rows)} texts, {len(given)} ids and {len(notes)} metadatas. Pass one of each per text."
+                f"there are {len(rows)} texts, {len(keys)} ids and {len(notes)} metadatas. Pass one of each per text."
             )
-        names = [str(uuid.uuid4()) if name is None else name for name in given]
+        names = [str(uuid.uuid4()) if name is None else name for name in keys]
         self.index.add(to_record(*row) for row in zip(names, rows, notes, strict=True))
         return names
 

@@ -47,10 +47,10 @@ class AlbertComponent:
         for docs in minibatch(stream, batch_size):
             texts = [doc.text for doc in docs]
             if self.tagger is not None:
-                for doc, found in zip(docs, self.tagger.tag(texts), strict=True):
-                    spans = [to_span(doc, entity.start, entity.end, entity.label) for entity in found.spans]
-                    taken = {token.i for entity in doc.ents for token in entity}
-                    new = filter_spans(span for span in spans if taken.isdisjoint(range(span.start, span.end)))
+                for doc, tagged in zip(docs, self.tagger.tag(texts), strict=True):
+                    spans = [to_span(doc, entity.start, entity.end, entity.label) for entity in tagged.spans]
+                    entity_tokens = {token.i for entity in doc.ents for token in entity}
+                    new = filter_spans(span for span in spans if entity_tokens.isdisjoint(range(span.start, span.end)))
                     doc.ents = [*doc.ents, *new]
             if self.classifier is not None:
                 for doc, label in zip(docs, self.classifier.classify(texts), strict=True):

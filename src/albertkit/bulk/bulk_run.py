@@ -78,13 +78,13 @@ def bulk(
     """Run a task (embed, classify or tag) for every input row that the output folder does not contain yet."""
     began = time.perf_counter()
     check_choice("task", task, TASKS)
-    found = find_inputs(inputs, options.text_column)
-    format = choose_format(task, found, options.format)
+    input_files = find_inputs(inputs, options.text_column)
+    format = choose_format(task, input_files, options.format)
     job = BulkJob(task, output, options, hash_model(options.model), format, root=str(Path.cwd()))
     check_job(job)
     if engine is run_local and options.device != "cpu":  # a cluster has its devices on other machines
         check_device(options.device)
-    with OutputFolder(job, found) as folder:
+    with OutputFolder(job, input_files) as folder:
         table, files = folder.open(progress)
         total, (finished, damaged) = int(table["rows"].sum()), folder.earlier_parts(table)
         rows = before = int(table["rows"][finished].sum())
@@ -124,12 +124,12 @@ def check_job(job: BulkJob) -> None:
 def check_device_job(job: BulkJob, albert: Albert) -> None:
     """Raise if a device cannot run the job, or would leave part of it to the CPU."""
     device = job.options.device
-    what = {
+    unsupported = {
         "a static model": albert.config.options.static,
         "a custom head": bool(albert.custom_heads),
         "early exit": job.options.task_options.get("early_exit") is not None,
     }
-    for name in (name for name, is_used in what.items() if is_used):
+    for name in (name for name, is_used in unsupported.items() if is_used):
         raise AlbertkitError(
             f"device={device!r} is not available with {name}, which runs on the CPU. Omit one of them."
         )
@@ -234,11 +234,8 @@ class OutputFolder:
                     self.storage.delete(path)
         numbers = [n for n in range(len(table)) if self._name(n) in names]
         with ThreadPoolExecutor(8) as threads:
-            intact = list(threads.map(self._is_intact, numbers))
-        groups: tuple[list[int], list[int]] = [], []
-        for number, is_whole in zip(numbers, intact, strict=True):
-            groups[not is_whole].append(number)
-        return groups
+            intact = dict(zip(numbers, threads.map(self._is_intact, numbers), strict=True))
+        return [n for n in numbers if intact[n]], [n for n in numbers if not intact[n]]
 
     def _is_intact(self, number: int) -> bool:
         name = self._name(number)

@@ -139,8 +139,8 @@ class DeviceClient:
             raise reply
         if isinstance(reply, str):
             raise RuntimeError(f"the process of device {self.device} failed:\n{reply}")
-        found: list[np.ndarray] = reply
-        return found
+        outputs: list[np.ndarray] = reply
+        return outputs
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -123,7 +123,9 @@ def _work(pipe: Connection, job: BulkJob) -> None:
     while True:
         try:
             part = pipe.recv()
-            worker = worker or _open_worker(job)
+            if worker is None:
+                client = DeviceClient(job.device_address, job.options.device) if job.device_address else None
+                worker = PartWorker(job, client)
             result = worker(part)
         except (EOFError, OSError):
             return
@@ -132,11 +134,6 @@ def _work(pipe: Connection, job: BulkJob) -> None:
         except BaseException:
             result = traceback.format_exc()
         pipe.send(result)
-
-
-def _open_worker(job: BulkJob) -> PartWorker:
-    """A worker of this machine, connected to the device of the job."""
-    return PartWorker(job, DeviceClient(job.device_address, job.options.device) if job.device_address else None)
 
 
 # Ray ----------------------------------------------------------------------------------------------------------------
@@ -234,7 +231,7 @@ def _start_devices(ray: Any, job: BulkJob) -> list[Any]:
 
 def _free_gpus(ray: Any, device: str) -> int:
     """The number of GPUs that no other program of the cluster uses; an actor for another one would wait for it."""
-    total, free = (int(found.get("GPU", 0)) for found in (ray.cluster_resources(), ray.available_resources()))
+    total, free = (int(resources.get("GPU", 0)) for resources in (ray.cluster_resources(), ray.available_resources()))
     if not total:
         raise AlbertkitError(f"device={device!r} is not available: Ray finds no GPU. Omit device.")
     if not free:
@@ -257,7 +254,7 @@ def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str 
         remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(PartActor)
         devices = _start_devices(ray, job)
         outputs = [RayOutputs(devices[number % len(devices)]) if devices else None for number in range(workers)]
-        actors = [remote.remote(job, one) for one in outputs]
+        actors = [remote.remote(job, output) for output in outputs]
         calls: dict[Any, tuple[Any, WorkPart | None]] = {actor.run.remote(None): (actor, None) for actor in actors}
         try:
             while has_more or any(part is not None for _, part in calls.values()):

@@ -43,30 +43,30 @@ def locate(name: str, root: str = "") -> tuple[Storage, str]:
 
 def find_inputs(names: Iterable[str], text_column: str | None = None) -> list[TextFile]:
     """The files in the order of `names`; those of folders and patterns are sorted by name."""
-    files = [_text_file(name, entry, text_column) for given in names for name, entry in _list(str(given))]
+    files = [_text_file(name, entry, text_column) for address in names for name, entry in _list(str(address))]
     if not files:
         raise AlbertkitError(f"no input file was found. Pass files, folders or patterns of {', '.join(FORMATS)}.")
     return files
 
 
-def _list(given: str) -> Iterator[tuple[str, FileEntry]]:
+def _list(address: str) -> Iterator[tuple[str, FileEntry]]:
     """Names and descriptions of the files of a name, folder or pattern."""
-    storage, path = locate(given)
+    storage, path = locate(address)
     try:
         entry = storage.find(path)
         if entry is not None and not entry.is_folder:
-            yield given, entry
+            yield address, entry
         elif entry is not None:
-            yield from _list_folder(given, True, lambda inner: posixpath.splitext(inner)[1].lower() in FORMATS)
-        elif match := WILDCARD.search(given):
-            cut = given.rfind("/", 0, match.start()) + 1
-            pattern = _compile_pattern(given[cut:])
+            yield from _list_folder(address, True, lambda inner: posixpath.splitext(inner)[1].lower() in FORMATS)
+        elif match := WILDCARD.search(address):
+            cut = address.rfind("/", 0, match.start()) + 1
+            pattern = _compile_pattern(address[cut:])
             is_match = lambda inner: pattern.fullmatch(inner) is not None  # noqa: E731
-            yield from _list_folder(given[:cut], "/" in given[cut:], is_match)
+            yield from _list_folder(address[:cut], "/" in address[cut:], is_match)
         else:
-            raise AlbertkitError(f"{given} does not exist. Pass files, folders or patterns of {', '.join(FORMATS)}.")
+            raise AlbertkitError(f"{address} does not exist. Pass files, folders or patterns of {', '.join(FORMATS)}.")
     except OSError as error:
-        raise _unreadable(given, error) from None
+        raise _unreadable(address, error) from None
 
 
 def _list_folder(folder: str, recursive: bool, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, FileEntry]]:
@@ -161,16 +161,16 @@ def checksum_line(sha256: str, name: str) -> bytes:
 
 def is_intact(storage: Storage, target: str, checksum: str) -> bool:
     """Whether a file is as it was written."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     try:
         with storage.open_input(checksum) as file:
             expected = file.read()
         with storage.open_input(target) as file:
             while block := file.read(1 << 20):
-                found.update(block)
+                sha256.update(block)
     except OSError:
         return False
-    return expected == checksum_line(found.hexdigest(), posixpath.basename(target))
+    return expected == checksum_line(sha256.hexdigest(), posixpath.basename(target))
 
 
 def _unreadable(name: str, error: OSError) -> AlbertkitError:

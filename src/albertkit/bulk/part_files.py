@@ -35,19 +35,19 @@ PartRow = np.ndarray | Classification | TagResult | None
 """The result of a row; None for a row without a text."""
 
 
-def choose_format(task: str, files: Iterable[TextFile], chosen: str | None = None) -> OutputFormat:
+def choose_format(task: str, files: Iterable[TextFile], name: str | None = None) -> OutputFormat:
     """The chosen format. The default is Parquet if an input is Parquet, else .npz for vectors and .jsonl for others.
 
     >>> choose_format("tag", [TextFile("notes.txt", "text")])
     'jsonl'
     """
     default: OutputFormat = "parquet" if any(file.format == "parquet" for file in files) else FORMATS[task][0]
-    found = next((format for format in FORMATS[task] if format == (chosen or default)), None)
-    if found is None:
-        raise AlbertkitError(f"{task} cannot write {chosen!r}. Choose one of {', '.join(FORMATS[task])} (--format).")
-    if found == "parquet":
+    result = next((format for format in FORMATS[task] if format == (name or default)), None)
+    if result is None:
+        raise AlbertkitError(f"{task} cannot write {name!r}. Choose one of {', '.join(FORMATS[task])} (--format).")
+    if result == "parquet":
         need("pyarrow", "parquet", "writing Parquet")
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class ParquetPart:
             is_missing = arrow.array([vector is None for vector in results], arrow.bool_())
             kind = arrow.list_(arrow.from_numpy_dtype(empty.dtype), len(empty))
             return {"vector": arrow.FixedSizeListArray.from_arrays(arrow.array(flat), type=kind, mask=is_missing)}
-        whole, real, text = arrow.int64(), arrow.float64(), arrow.string()
-        span = arrow.struct({"start": whole, "end": whole, "label": text, "score": real})
+        integer, real, text = arrow.int64(), arrow.float64(), arrow.string()
+        span = arrow.struct({"start": integer, "end": integer, "label": text, "score": real})
         label = {"multi": arrow.list_(text), "regression": real}.get(content.label_kind, text)
         kinds = {"spans": arrow.list_(span), "label": label, "probability": real}
         fields = [content.fields(result) for result in results]

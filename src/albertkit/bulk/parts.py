@@ -67,10 +67,10 @@ def plan_parts(
     """The files with their text columns, and the table of parts; `progress` is called with the bytes read so far."""
     tables: list[np.ndarray] = []
     planned, done = [], 0
-    for number, given in enumerate(files):
-        file, begin = _find_column(given)
-        cut = _parquet_parts(file, max_rows) if file.format == "parquet" else _line_parts(file, begin, max_rows)
-        tables.append(np.array([(number, *part) for part in cut], PART_TABLE))
+    for number, input_file in enumerate(files):
+        file, begin = _find_column(input_file)
+        parts = _parquet_parts(file, max_rows) if file.format == "parquet" else _line_parts(file, begin, max_rows)
+        tables.append(np.array([(number, *part) for part in parts], PART_TABLE))
         planned.append(file)
         done += file.size
         progress(done)
@@ -110,8 +110,8 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
     if isinstance(first, bytes):
         first = _split_line(first.decode("utf-8", "replace"))
     has_header = not column.isdigit()
-    found = replace(file, column=column_index(first, column, file.name), width=table_width(first, column))
-    return found, end if has_header else 0
+    result = replace(file, column=column_index(first, column, file.name), width=table_width(first, column))
+    return result, end if has_header else 0
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -119,8 +119,8 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
 
 def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Iterator[tuple[int, str | BadRow]]:
     """Row numbers and texts, or a `BadRow` with the reason."""
-    found = _parquet_texts(part, root) if part.file.format == "parquet" else _texts(part, root)
-    for number, text in enumerate(found, part.first):
+    texts = _parquet_texts(part, root) if part.file.format == "parquet" else _texts(part, root)
+    for number, text in enumerate(texts, part.first):
         if isinstance(text, str):
             if len(text) > TEXT_LIMIT and not any_length:
                 text = BadRow(
@@ -155,36 +155,36 @@ def _read_records(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[Reco
 
 
 def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes, int]]:
-    at = part.start
-    stream.seek(at)
-    while at < part.stop:
+    position = part.start
+    stream.seek(position)
+    while position < part.stop:
         line = stream.readline(LINE_LIMIT + 1)
         if not line or len(line) > LINE_LIMIT:
             reason = f"has a line of over {LINE_LIMIT:,} bytes" if line else "ends early"
-            raise AlbertkitError(f"{part.file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
-        is_first, at = at == 0, at + len(line)
-        yield (line.removeprefix(BOM) if is_first else line), at
+            raise AlbertkitError(f"{part.file.name} {reason} at byte {position:,}. Break its lines, or copy it again.")
+        is_first, position = position == 0, position + len(line)
+        yield (line.removeprefix(BOM) if is_first else line), position
 
 
 def _line_texts(part: WorkPart, stream: BufferedReader) -> Iterator[object]:
     """The texts of a text file, decoded in blocks for speed."""
-    at = part.start
-    while at < part.stop:
-        stream.seek(at)
-        block = stream.read(min(BLOCK_BYTES, part.stop - at))
-        block = block[: block.rfind(b"\n") + 1] if at + len(block) < part.stop else block
+    position = part.start
+    while position < part.stop:
+        stream.seek(position)
+        block = stream.read(min(BLOCK_BYTES, part.stop - position))
+        block = block[: block.rfind(b"\n") + 1] if position + len(block) < part.stop else block
         try:
-            if not block or at == 0:  # a very long line; or a byte order mark
+            if not block or position == 0:  # a very long line; or a byte order mark
                 raise ValueError
             lines = block.decode("utf-8").removesuffix("\n").split("\n")
         except ValueError:
-            begin = at
-            for line, at in _read_lines(replace(part, start=begin), stream):
+            begin = position
+            for line, position in _read_lines(replace(part, start=begin), stream):
                 yield _parse_record(part.file, line)
-                if at >= begin + len(block):
+                if position >= begin + len(block):
                     break
         else:
-            at += len(block)
+            position += len(block)
             yield from (line.removesuffix("\r") for line in lines)
 
 
@@ -246,14 +246,14 @@ def _open_parquet_input(file: TextFile, root: str = "") -> Iterator[Any]:
 
 def _parquet_texts(part: WorkPart, root: str) -> Iterator[object]:
     with _open_parquet_input(part.file, root) as parquet:
-        at = 0
+        group_start = 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
-            if at + count <= part.start or at >= part.stop:
-                at += count
+            if group_start + count <= part.start or group_start >= part.stop:
+                group_start += count
                 continue
             for batch in parquet.iter_batches(PARQUET_ROWS, row_groups=[group], columns=[part.file.column]):
-                low, high = max(part.start - at, 0), min(part.stop - at, len(batch))
+                low, high = max(part.start - group_start, 0), min(part.stop - group_start, len(batch))
                 if low < high:
                     yield from batch.column(0)[low:high].to_pylist()
-                at += len(batch)
+                group_start += len(batch)

@@ -123,7 +123,7 @@ class PartWorker:
         target = f"{self.folder}/{name}"
         try:
             with open_output(self.storage, target, f"{self.folder}/{checksum_name(name)}") as file:
-                with collect_problems() as found:
+                with collect_problems() as problems:
                     rows, bad_rows = self._write(file, part)
                 if rows != part.rows:
                     raise AlbertkitError(
@@ -134,7 +134,7 @@ class PartWorker:
                 f"writing {target} failed: {error.strerror or error}. Fix this, then rerun the command to resume "
                 "after the finished parts."
             ) from None
-        return PartResult(rows, bad_rows, sum(found, InputProblems()))
+        return PartResult(rows, bad_rows, sum(problems, InputProblems()))
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""
@@ -163,9 +163,9 @@ class PartWorker:
                     f"row {number} of {part.file.name} {text}. Correct it, or skip such rows (--skip-bad)."
                 )
 
-    def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
+    def _results(self, texts: Iterator[str | None]) -> Iterator[Any]:
         """The results of the rows, in order; None for a row without a text. Rows are read lazily."""
-        rows, ahead = tee(given)
+        rows, ahead = tee(texts)
         results = self._compute(text for text in ahead if text is not None)
         yield from (None if text is None else next(results) for text in rows)
 
@@ -184,6 +184,6 @@ class PartWorker:
 
 def split_groups(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Lists of `GROUP_ROWS` items."""
-    rest = iter(items)
-    while group := list(islice(rest, GROUP_ROWS)):
+    remaining = iter(items)
+    while group := list(islice(remaining, GROUP_ROWS)):
         yield group

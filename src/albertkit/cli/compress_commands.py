@@ -228,9 +228,9 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
         when = ", before the vocabulary was cut" if vocabulary else ""
         shown = ", ".join(f"{name} {score['value']:.4f}" for name, score in scores.items())
         lines.append(f"  {next(iter(scores.values()))['metric']} on held-out examples{when}: {shown}")
-    found = None if quality is None else quality.loss(output)
-    lines += [] if found is None else [f"  {found}"]
-    print_result(as_json, {**to_json(report), "scores": scores, "check": to_json(found)}, *lines)
+    loss = None if quality is None else quality.loss(output)
+    lines += [] if loss is None else [f"  {loss}"]
+    print_result(as_json, {**to_json(report), "scores": scores, "check": to_json(loss)}, *lines)
 
 
 def open_quality_check(source: Path, path: Path, reading: ReadOptions, has_other_vocabulary: bool) -> QualityCheck:

@@ -27,7 +27,7 @@ from albertkit.cli.console import (
 from albertkit.cli.pretrain_commands import config_option, read_shape
 from albertkit.errors import AlbertkitError, need
 from albertkit.serve.serve_settings import PREFIX, ServeSettings
-from albertkit.tasks.dataset import read_parts
+from albertkit.tasks.dataset import read_splits
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.transformers_folder import LAYOUTS
 
@@ -119,7 +119,7 @@ def read_plan_examples(shape: str, path: Path) -> list[Any]:
         raise AlbertkitError(
             f"--check cannot score {shape}: it is not a fine-tuned model. Pass a fine-tuned model, or omit --check."
         )
-    return read_parts(task, {"test": path}, ReadOptions(), note)["test"]
+    return read_splits(task, {"test": path}, ReadOptions(), note)["test"]
 
 
 def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_size: int, as_json: bool) -> None:

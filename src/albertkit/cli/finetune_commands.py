@@ -17,7 +17,7 @@ from albertkit.cli import arguments as cli
 from albertkit.cli.console import echo, format_table, log, note, print_json, print_result, round_metrics
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.dataset import read_parts, split_examples
+from albertkit.tasks.dataset import read_splits, split_examples
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.train.distill_data import VectorDistillSettings, parse_distill_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
@@ -141,7 +141,7 @@ def elastic(
     if unlabelled is not None and not unlabelled.texts:
         raise AlbertkitError(f"{texts} contains no text. Write one text per line.")
     task = task_source(start, labeller).metadata.task
-    parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, reading, log)
+    parts = read_splits(task, {"train": train, **({"dev": dev} if dev else {})}, reading, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
     output.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, re
     folder = model_folder(model)
     task = read_metadata(folder)[0].task
     if task in TASKS:
-        examples = read_parts(task, {"dev": dev}, reading, note)["dev"]
+        examples = read_splits(task, {"dev": dev}, reading, note)["dev"]
     else:
         examples = cli.read_file(dev, reading.text_column) or []
     calibration = run(folder, examples, parse_integers("exit_depths", exit_depths) if exit_depths else None)
@@ -260,8 +260,8 @@ def distill(
     teacher = teachers.folders[0]
     metadata = open_stored(teacher).metadata if is_albert(teacher) else ArtifactMetadata()
     task = "embed" if metadata.task == "embed" else "pretrain"
-    own = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
-    student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), own)
+    student_metadata = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
+    student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), student_metadata)
     settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
     job = DistillJob(teachers, student, examples, settings, training, values["max_length"], values["max_unknown"])
     print_trained(run(job, output, resume, log, progress_bar=sys.stderr.isatty()))

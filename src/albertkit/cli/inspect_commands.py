@@ -162,9 +162,9 @@ def explain(
     if text is not None:
         cli.refuse_file(text, f"< {text}")
     text = cli.read_whole(None).strip() if text is None else text
-    given = {name: options.pop(name) for name in ("pair", "question")}
+    texts = {name: options.pop(name) for name in ("pair", "question")}
     settings = ExplainSettings(methods=methods, depth=model.depth, **options)
-    explanation = Explainer(model.open()).explain(ExplainInput(text, **given), settings)
+    explanation = Explainer(model.open()).explain(ExplainInput(text, **texts), settings)
     if output is not None:
         explanation.to_html(output, overwrite=force)
     if as_json:

@@ -149,11 +149,11 @@ def search(
     if is_reranked and mode == "keyword":
         raise AlbertkitError("--rerank is not available with --mode keyword, whose hits have no cosine. Omit one.")
     embedder = None if mode == "keyword" else open_embedder(model, index)
-    most = max(k, RERANKED) if is_reranked else k
+    limit = max(k, RERANKED) if is_reranked else k
     with Index.open(index, embedder) as opened:
-        results = opened.search_results(queries, most, mode, min_score=options["min_score"], exact=options["exact"])
+        results = opened.search_results(queries, limit, mode, min_score=options["min_score"], exact=options["exact"])
     if is_reranked:
-        results = [rerank(embedder, *found, k) for found in zip(queries, results, strict=True)]
+        results = [rerank(embedder, *pair, k) for pair in zip(queries, results, strict=True)]
     for query, result in zip(queries, results, strict=True):
         title = [style(query, bold=True)] if len(queries) > 1 else []
         lines = [
@@ -177,10 +177,10 @@ def rerank(embedder: Embedder | None, query: str, result: SearchResult, k: int) 
 
 def describe_left_out(result: SearchResult) -> str:
     """Whether there are texts below the limit, and how to see them."""
-    found, texts = ("no further results", "other texts") if result.hits else ("no results", "the texts")
+    subject, texts = ("no further results", "other texts") if result.hits else ("no results", "the texts")
     if not result.left_out:
-        return found
-    return f"{found}: {texts} are not similar enough to the query. Show all with  --min-score -1"
+        return subject
+    return f"{subject}: {texts} are not similar enough to the query. Show all with  --min-score -1"
 
 
 @cli.command("albertkit cluster reviews.txt -k 12")

@@ -98,8 +98,8 @@ def embed(
     albert = model.open()
     exit_depths: Counter[int] = Counter()
     shown, embedded = tee(texts)  # the model reads ahead
-    found = albert.embed_iter(embedded, **options, on_exit=lambda depth: exit_depths.update([depth]))
-    vectors = zip(shown, found, strict=True)
+    vector_stream = albert.embed_iter(embedded, **options, on_exit=lambda depth: exit_depths.update([depth]))
+    vectors = zip(shown, vector_stream, strict=True)
     if output is None:
         for text, vector in vectors:
             echo_json(vector_json(text, vector))
@@ -138,8 +138,8 @@ def embed_tokens(
     shown, embedded = tee(texts)
 
     def results() -> Iterator[tuple[str, TokenVectors]]:
-        found = albert.token_vectors_iter(embedded, layer=layer, depth=model.depth)
-        for number, (text, result) in enumerate(zip(shown, found, strict=True), 1):
+        token_stream = albert.token_vectors_iter(embedded, layer=layer, depth=model.depth)
+        for number, (text, result) in enumerate(zip(shown, token_stream, strict=True), 1):
             if len(result.ids) == albert.max_tokens and max(end for _, end in result.offsets) < len(text.rstrip()):
                 truncated.append(number)
             yield text, result
@@ -204,7 +204,7 @@ def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -
         parts = text.split("[MASK]")
         for mask, predictions in enumerate(albert.fill_mask(text, k=k, depth=model.depth), 1):
             before, after = "[MASK]".join(parts[:mask]), "[MASK]".join(parts[mask:])
-            lines = (f"{one.score:6.1%}  {one.word}\t{before}{one.word}{after}" for one in predictions)
+            lines = (f"{p.score:6.1%}  {p.word}\t{before}{p.word}{after}" for p in predictions)
             print_result(as_json, {"text": text, "predictions": predictions}, *lines)
 
 

@@ -112,9 +112,9 @@ def unshared_parameters(config: AlbertConfig) -> int:
     """Parameters of BERT in the same shape: a V·H embedding, and the weights of a layer L times."""
     if config.options.static:
         return size(encoder_shapes(config))
-    whole = config.replace(embedding_size=config.hidden_size)
+    unfactorized = config.replace(embedding_size=config.hidden_size)
     layers = sum(size(layer_shapes(config, "layer", wide)) for wide in ffn_sizes(config)) * config.inner_group_num
-    tables = {n: s for n, s in embedding_shapes(whole).items() if ".projection." not in n}
+    tables = {n: s for n, s in embedding_shapes(unfactorized).items() if ".projection." not in n}
     return size(tables) + layers + size(encoder_shapes(config)) - size(encoder_shapes(config, pooler=False))
 
 
@@ -172,19 +172,19 @@ def weight_bytes(shapes: Shapes) -> dict[str, int]:
     half a byte per weight and a byte per block of 32, in layers and pooler only: embeddings stay at 8 bits. Vectors,
     task heads and the small matrices of the options stay float32 in both.
     """
-    found = {"float32": 4 * size(shapes), "float16": 2 * size(shapes), "int8": 0, "4-bit": 0}
+    sizes = {"float32": 4 * size(shapes), "float16": 2 * size(shapes), "int8": 0, "4-bit": 0}
     for name, shape in shapes.items():
         floats = 4 * math.prod(shape)
         if not is_quantizable(name, np.broadcast_to(np.float32(0), shape)):
-            found["int8"] += floats
-            found["4-bit"] += floats
+            sizes["int8"] += floats
+            sizes["4-bit"] += floats
             continue
         rows, columns = shape
         factors = 4 * rows + (4 * columns if name.removesuffix(".weight").endswith(SMOOTHED) else 0)
-        found["int8"] += rows * columns + factors
+        sizes["int8"] += rows * columns + factors
         packed = rows * -(-columns // BLOCK) * (BLOCK // 2 + 1)
-        found["4-bit"] += (packed if uses_four_bits(name) else rows * columns) + factors
-    return found
+        sizes["4-bit"] += (packed if uses_four_bits(name) else rows * columns) + factors
+    return sizes
 
 
 def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
@@ -271,14 +271,14 @@ class PlanCandidate:
 def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
     """For a shape without weights: the shape and all cheaper presets, at every depth and in all formats."""
     shapes = {name: config} | {other: preset(other) for other in PRESETS if other != name and not other.endswith("-zh")}
-    found = []
+    plans = []
     for other, shape in shapes.items():
         if _total_operations(shape) <= _total_operations(config):
             for depth in DEPTH_SHARES:
                 smaller = _shallower(shape, depth)
                 loss = math.log2(_total_operations(config) / _total_operations(smaller))
-                found += [PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
-    return _distinct(found)
+                plans += [PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+    return _distinct(plans)
 
 
 def model_candidates(
@@ -294,7 +294,7 @@ def model_candidates(
     quality: by depth, the agreement of the output with that of all layers, which is low at untrained depths.
     static: False for a model with a task, which a static model cannot replace.
     """
-    found = []
+    plans = []
     for depth in DEPTH_SHARES:
         shallow = _shallower(config, depth)
         layers = shallow.num_hidden_layers
@@ -306,11 +306,11 @@ def model_candidates(
                 ffn = 1.0
             pruned = pruned_config(shallow, share, ffn)
             loss = depth_loss + 0.5 * math.log2(_total_operations(shallow) / _total_operations(pruned))
-            found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS]
+            plans += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits], heads) for bits in FORMATS]
     if static:
         table = static_config(config, config.vocab_size, min(STATIC_DIM, config.hidden_size))
-        found.append(PlanCandidate(name, table, 32, config, 9.0))
-    return _distinct(found)
+        plans.append(PlanCandidate(name, table, 32, config, 9.0))
+    return _distinct(plans)
 
 
 def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConfig:
@@ -359,11 +359,11 @@ def _total_operations(config: AlbertConfig) -> float:
 
 def pruned_config(config: AlbertConfig, heads: Amount | None, ffn: Amount | None) -> AlbertConfig:
     """A shape with fewer heads and feed-forward columns."""
-    options, kept = config.options, resolve_count(heads, config.num_attention_heads, "heads")
-    if kept != config.num_attention_heads:
+    options, head_count = config.options, resolve_count(heads, config.num_attention_heads, "heads")
+    if head_count != config.num_attention_heads:
         options = replace(options, head_size=config.head_size)
     columns = resolve_count(ffn, config.intermediate_size, "ffn")
-    return config.replace(num_attention_heads=kept, intermediate_size=columns, options=options)
+    return config.replace(num_attention_heads=head_count, intermediate_size=columns, options=options)
 
 
 def _shallower(config: AlbertConfig, share: float) -> AlbertConfig:

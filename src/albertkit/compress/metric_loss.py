@@ -58,8 +58,8 @@ def metric_loss(
 ) -> MetricLoss | None:
     """The loss on texts; if there are few, on built-in sentences. None if the model can read neither."""
     if texts is not None and len(texts) >= MIN_TEXTS:
-        kept = [text for text in texts if text.strip()][:MAX_TEXTS]
-        compared: ComparedTexts | None = ComparedTexts(kept, kind)
+        sample = [text for text in texts if text.strip()][:MAX_TEXTS]
+        compared: ComparedTexts | None = ComparedTexts(sample, kind)
     else:
         compared = compared_texts(before.tokenizer)
     if compared is None:

@@ -168,8 +168,8 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
     progress("measuring memory")
     tokenizer_bytes, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
-    chosen = propose(candidates, machine, request, tokenizer_bytes)
-    measurements = measure_candidates([p.candidate for p in chosen], model, tokenizer, machine, progress)
+    proposed = propose(candidates, machine, request, tokenizer_bytes)
+    measurements = measure_candidates([p.candidate for p in proposed], model, tokenizer, machine, progress)
     proposals = [
         replace(
             p,
@@ -177,7 +177,7 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
             fits=request.allows(m.latency, m.memory),
             commands=build_commands(p.candidate, shape, artifact),
         )
-        for p, m in zip(chosen, measurements, strict=True)
+        for p, m in zip(proposed, measurements, strict=True)
     ]
     progress("")
     metric = "" if model is None else "cosine" if model.check is None else "score"
@@ -221,14 +221,14 @@ def _check_request(shape: str, artifact: Artifact | None, request: PlanRequest) 
 
 
 def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
-    most = config.max_position_embeddings
+    limit = config.max_position_embeddings
     if request.texts is not None:
         lengths = [len(ids) + 2 for ids in tokenizer.ids_batch(list(request.texts)[:2000])]
-        return min(int(np.median(lengths)), most)
-    length = min(128, most) if request.length is None else request.length
-    if not 1 <= length <= most:
+        return min(int(np.median(lengths)), limit)
+    length = min(128, limit) if request.length is None else request.length
+    if not 1 <= length <= limit:
         raise AlbertkitError(
-            f"length={length} is not available: this shape supports 1 to {most} tokens. Pass a length in this range."
+            f"length={length} is not available: this shape supports 1 to {limit} tokens. Pass a length in this range."
         )
     return length
 
@@ -265,7 +265,7 @@ def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
     vectors = {
         depth: mean_vectors(config, dict(model.artifact.weights), model.held_out[:32], depth) for depth in depths
     }
-    return {depth: float((found * vectors[full]).sum(axis=1).mean()) for depth, found in vectors.items()}
+    return {depth: float((rows * vectors[full]).sum(axis=1).mean()) for depth, rows in vectors.items()}
 
 
 # Proposals -------------------------------------------------------------------------------------------------------
@@ -278,13 +278,13 @@ def propose(
 
     tokenizer_bytes: bytes that the tokenizer adds to a process.
     """
-    found = []
+    proposals = []
     for candidate in candidates:
         seconds, memory = (
             machine.latency(candidate.config, candidate.bits),
             candidate.memory(machine.length, tokenizer_bytes),
         )
-        found.append(Proposal(candidate, seconds, memory, request.allows(seconds, memory)))
+        proposals.append(Proposal(candidate, seconds, memory, request.allows(seconds, memory)))
 
     def excess(proposal: Proposal) -> float:  # the larger ratio of cost to limit
         return max(proposal.latency / (request.latency or math.inf), proposal.memory / (request.memory or math.inf))
@@ -292,15 +292,15 @@ def propose(
     def costs(proposal: Proposal) -> tuple[float, ...]:
         return proposal.latency, proposal.memory, proposal.candidate.file_bytes
 
-    fitting = sorted((p for p in found if p.fits), key=lambda p: (p.candidate.loss, p.latency))
+    fitting = sorted((p for p in proposals if p.fits), key=lambda p: (p.candidate.loss, p.latency))
     if not fitting:
-        return sorted(found, key=excess)[:3]
-    chosen: list[Proposal] = []
+        return sorted(proposals, key=excess)[:3]
+    front: list[Proposal] = []
     for proposal in fitting:  # dominated candidates are not measured
-        if not any(_is_no_worse(costs(better), costs(proposal)) for better in chosen):
-            chosen.append(proposal)
-    tables = [proposal for proposal in chosen[request.count :] if proposal.candidate.is_static]
-    return [*chosen[: request.count - len(tables)], *tables]  # a static model is always shown, since it differs most
+        if not any(_is_no_worse(costs(better), costs(proposal)) for better in front):
+            front.append(proposal)
+    tables = [proposal for proposal in front[request.count :] if proposal.candidate.is_static]
+    return [*front[: request.count - len(tables)], *tables]  # a static model is always shown, since it differs most
 
 
 def measure_candidates(
@@ -311,7 +311,7 @@ def measure_candidates(
     progress: Progress = lambda _: None,
 ) -> list[Measurement]:
     """Build and measure each candidate, with random weights if there is no model. `machine` has length and threads."""
-    found = []
+    measurements = []
     with tempfile.TemporaryDirectory() as scratch:
         full_score = 1.0
         if model is not None and model.check is not None:
@@ -327,8 +327,8 @@ def measure_candidates(
                 else:
                     quality = float(vector_cosines(model.artifact, read_artifact(folder), model.held_out).mean())
                 measurement = replace(measurement, quality=quality, loss=full_score - quality)
-            found.append(measurement)
-    return found
+            measurements.append(measurement)
+    return measurements
 
 
 def build_candidate(candidate: PlanCandidate, model: PlannedModel | None, tokenizer: Tokenizer, folder: Path) -> None:
@@ -358,8 +358,8 @@ def pareto_front(proposals: Sequence[Proposal]) -> list[Proposal]:
     all_costs = [costs(proposal) for proposal in proposals]
     return [
         proposal
-        for proposal, own in zip(proposals, all_costs, strict=True)
-        if not any(other != own and _is_no_worse(other, own) for other in all_costs)
+        for proposal, cost in zip(proposals, all_costs, strict=True)
+        if not any(other != cost and _is_no_worse(other, cost) for other in all_costs)
     ]
 
 

@@ -248,10 +248,10 @@ def _kept_groups(config: AlbertConfig, layers: int) -> dict[int, int]:
     outer = config.layer_groups - config.num_hidden_groups
     if len(used) <= outer:
         return {}
-    kept = {group: number for number, group in enumerate(used)}
+    numbers = {group: number for number, group in enumerate(used)}
     smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=len(used) - outer)
-    is_same = all(smaller.group_of(i) == kept[config.group_of(i, layers)] for i in range(layers))
-    return kept if is_same else {}
+    is_same = all(smaller.group_of(i) == numbers[config.group_of(i, layers)] for i in range(layers))
+    return numbers if is_same else {}
 
 
 # Heads and columns -----------------------------------------------------------------------------------------------
@@ -304,8 +304,8 @@ def importance(weight: np.ndarray, moments: np.ndarray, block: int) -> np.ndarra
     covariance = moments[:-1, :-1] - np.outer(mean, mean)
     return np.array(
         [
-            np.einsum("hi,ij,hj->", weight[:, at], covariance[at, at], weight[:, at], optimize=True)
-            for at in (slice(i, i + block) for i in range(0, weight.shape[1], block))
+            np.einsum("hi,ij,hj->", weight[:, columns], covariance[columns, columns], weight[:, columns], optimize=True)
+            for columns in (slice(i, i + block) for i in range(0, weight.shape[1], block))
         ]
     )
 

@@ -92,7 +92,7 @@ def _required(tokenizer: Tokenizer, used: set[int]) -> set[int]:
 def _restrict(tokenizer: Tokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarray]:
     old = tokenizer.vocabulary
     order = sorted(kept)
-    new_ids = {i: at for at, i in enumerate(order)}
+    new_ids = {i: new_id for new_id, i in enumerate(order)}
     vocabulary = dataclasses.replace(
         old,
         tokens=[old.tokens[i] for i in order],
@@ -110,6 +110,6 @@ def _substring_ids(tokenizer: Tokenizer, text: str) -> Iterator[int]:
         for start in range(len(word)):
             for end in range(start + 1, min(len(word), start + MAX_TOKEN_CHARACTERS) + 1):
                 for prefix in ("", "##", SPACE):
-                    found = tokenizer.id_of(prefix + word[start:end])
-                    if found is not None:
-                        yield found
+                    token_id = tokenizer.id_of(prefix + word[start:end])
+                    if token_id is not None:
+                        yield token_id

@@ -303,28 +303,28 @@ class QualityCheck:
     def loss(self, folder: Path | str, tolerance: float | None = None) -> QualityLoss:
         after = self.score(folder)
         before = 1.0 if self.task is None else float(self._task_metrics(self.full)[after.metric])
-        lost = before - after.value
+        loss = before - after.value
         if lower_is_better(after.metric):
-            lost = -lost
+            loss = -loss
         allowed = TOLERANCES.get(after.metric, TASK_TOLERANCE) if tolerance is None else tolerance
         accuracy = None
         if after.accuracy is not None:
             accuracy = float(np.mean(self.reference[0] == self.reference[1])), after.accuracy
-        return QualityLoss(after.metric, before, after.value, lost, allowed, accuracy)
+        return QualityLoss(after.metric, before, after.value, loss, allowed, accuracy)
 
 
 def require_quality(full: Path | str | None, compressed: Path | str, limit: QualityLimit, remedy: str) -> QualityLoss:
     """The quality loss of a folder. Raises with numbers and remedy if it exceeds the limit."""
-    found = QualityCheck(full, limit.examples).loss(compressed, limit.tolerance)
-    if found.before == 0:
+    quality = QualityCheck(full, limit.examples).loss(compressed, limit.tolerance)
+    if quality.before == 0:
         raise AlbertkitError(
-            f"{found.metric} of the full model is 0 on these examples, so the loss cannot be measured. Nothing was "
+            f"{quality.metric} of the full model is 0 on these examples, so the loss cannot be measured. Nothing was "
             "written. Check that the labels are those of this model, and that the columns are correct "
             "(--text-column, --label-column)."
         )
-    if not found.loss <= found.tolerance:  # also true for NaN
+    if not quality.loss <= quality.tolerance:  # also true for NaN
         raise AlbertkitError(
-            f"{found}, but the tolerance is {found.tolerance:g}. Nothing was written. {remedy}, or raise the "
-            f"tolerance (--tolerance {math.ceil(found.loss * 100) / 100:g})."
+            f"{quality}, but the tolerance is {quality.tolerance:g}. Nothing was written. {remedy}, or raise the "
+            f"tolerance (--tolerance {math.ceil(quality.loss * 100) / 100:g})."
         )
-    return found
+    return quality

@@ -150,9 +150,9 @@ def token_frequencies(tokenizer: Tokenizer, texts: Sequence[str] | None) -> np.n
         prior /= prior.sum()
     elif texts is None:
         return None
-    seen = np.zeros(count)
+    occurrences = np.zeros(count)
     for start in range(0, len(texts or ()), 4096):
         for ids in tokenizer.ids_batch((texts or ())[start : start + 4096]):
-            np.add.at(seen, ids, 1)
-    total = PRIOR.get(tokenizer.kind, 0.1) * count * prior + seen
+            np.add.at(occurrences, ids, 1)
+    total = PRIOR.get(tokenizer.kind, 0.1) * count * prior + occurrences
     return np.asarray(total / total.sum())

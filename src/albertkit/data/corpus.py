@@ -215,8 +215,8 @@ class CorpusBuilder:
         blocks = read_blocks(self.files, settings.text_column, self.position)
         with closing(tokenize_blocks(blocks, self.folder / TOKENIZER, settings, workers)) as results:
             for block, documents in results:
-                for split, chosen in self.split_documents(documents).items():
-                    self.writers[split].add(chosen)
+                for split, kept in self.split_documents(documents).items():
+                    self.writers[split].add(kept)
                 self.position = block.end
                 self._check_unknown(CHECKED_TOKENS)
                 if sum(map(len, self.entries().values())) > self.saved_shards:
@@ -239,21 +239,20 @@ class CorpusBuilder:
         counts["bad_lines"] += documents.bad_lines
         counts["unknown"] += documents.unknown
         counts["tokens_read"] += len(documents.tokens)
-        chosen = {
-            split: _select_documents(documents, new & long & (held_out == (split == "held-out"))) for split in SPLITS
-        }
-        for part in chosen.values():
+        kept = {"train": new & long & ~held_out, "held-out": new & long & held_out}
+        by_split = {split: _select_documents(documents, kept[split]) for split in SPLITS}
+        for part in by_split.values():
             counts["sentences"] += len(part.sentences)
             counts["tokens"] += len(part.tokens)
-        return chosen
+        return by_split
 
-    def _check_unknown(self, least: int) -> None:
-        """Stop if the vocabulary does not fit the text."""
-        total, unknown, most = self.counts["tokens_read"], self.counts["unknown"], self.settings.max_unknown
-        if total >= least and unknown > most * total:
+    def _check_unknown(self, min_tokens: int) -> None:
+        """Raise if at least `min_tokens` were read and the vocabulary does not fit them."""
+        total, unknown, limit = self.counts["tokens_read"], self.counts["unknown"], self.settings.max_unknown
+        if total >= min_tokens and unknown > limit * total:
             raise AlbertkitError(
                 f"{unknown / total:.0%} of the first {total:,} tokens are unknown to the vocabulary: the limit is "
-                f"{most:.0%}. Use a tokenizer for the language of the text (albertkit tokenizer trains one), "
+                f"{limit:.0%}. Use a tokenizer for the language of the text (albertkit tokenizer trains one), "
                 "or raise --max-unknown."
             )
 
@@ -278,10 +277,10 @@ class CorpusBuilder:
         return manifest
 
 
-def _select_documents(documents: TokenizedDocuments, chosen: np.ndarray) -> DocumentArrays:
-    of_sentences = np.repeat(chosen, documents.documents)
+def _select_documents(documents: TokenizedDocuments, is_kept: np.ndarray) -> DocumentArrays:
+    of_sentences = np.repeat(is_kept, documents.documents)
     tokens = documents.tokens[np.repeat(of_sentences, documents.sentences)]
-    return DocumentArrays(tokens, documents.sentences[of_sentences], documents.documents[chosen])
+    return DocumentArrays(tokens, documents.sentences[of_sentences], documents.documents[is_kept])
 
 
 def _no_documents_reason(counts: dict[str, int], settings: CorpusSettings) -> str:

@@ -77,10 +77,10 @@ def corpus_identity(
         inputs.append({"name": file.name, "bytes": file.size if sha256 else None, "sha256": sha256})
         done += file.size
         progress("inputs", done, total, 0)
-    chosen = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("skip_bad", "max_unknown")}
+    values = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("skip_bad", "max_unknown")}
     return {
         "tokenizer": hashlib.sha256(to_json(tokenizer.vocabulary).encode()).hexdigest(),
-        "settings": {"rules": RULES, **chosen},
+        "settings": {"rules": RULES, **values},
         "inputs": inputs,
     }
 

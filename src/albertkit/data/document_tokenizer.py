@@ -86,18 +86,18 @@ class DocumentTokenizer:
         self.words = WordTokenizer(tokenizer, table)
 
     def __call__(self, block: Block) -> TokenizedDocuments:
-        found = parse_documents(block, self.settings.skip_bad)
-        sentences = [[s for text in document for s in split_sentences(text)] for document in found.paragraphs]
+        parsed = parse_documents(block, self.settings.skip_bad)
+        sentences = [[s for text in document for s in split_sentences(text)] for document in parsed.paragraphs]
         tokens, lengths, counts = self.encode([sentence for document in sentences for sentence in document])
         unknown = self.tokenizer.unk_id
         return TokenizedDocuments(
             tokens,
             lengths,
             run_sums(counts, np.array([len(document) for document in sentences], np.int64)),
-            np.array([hash64("\n".join(document)) for document in found.paragraphs], np.uint64),
-            found.is_inside,
+            np.array([hash64("\n".join(document)) for document in parsed.paragraphs], np.uint64),
+            parsed.is_inside,
             0 if unknown is None else int(np.count_nonzero(token_ids(tokens) == unknown)),
-            found.bad_lines,
+            parsed.bad_lines,
         )
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,15 +117,15 @@ class DocumentTokenizer:
 
     def _split_long(self, tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Split long sentences into parts of at most `max_sentence` tokens, at the start of a word if possible."""
-        most = self.settings.max_sentence
+        limit = self.settings.max_sentence
         result: list[int] = []
         counts = np.minimum(lengths, 1)
         start = 0
         for number, length in enumerate(lengths.tolist()):
             end = start + length
-            while end - start > most:
-                starts = np.flatnonzero(tokens[start + 1 : start + most + 1] & self.bit)
-                size = int(starts[-1]) + 1 if len(starts) else most
+            while end - start > limit:
+                starts = np.flatnonzero(tokens[start + 1 : start + limit + 1] & self.bit)
+                size = int(starts[-1]) + 1 if len(starts) else limit
                 result.append(size)
                 start += size
                 counts[number] += 1
@@ -150,11 +150,10 @@ class WordTokenizer:
 
     def __call__(self, sentences: list[str]) -> tuple[bytes, np.ndarray]:
         """The bytes of all sentences, and the number of tokens in each."""
-        some = [
-            self._lookup(sentences[at : at + LOOKUP_SENTENCES]) for at in range(0, len(sentences), LOOKUP_SENTENCES)
-        ]
-        lengths = [np.zeros(0, np.int64), *(length for _, length in some)]
-        return b"".join(data for data, _ in some), np.concatenate(lengths)
+        starts = range(0, len(sentences), LOOKUP_SENTENCES)
+        groups = [self._lookup(sentences[start : start + LOOKUP_SENTENCES]) for start in starts]
+        lengths = [np.zeros(0, np.int64), *(length for _, length in groups)]
+        return b"".join(data for data, _ in groups), np.concatenate(lengths)
 
     def _lookup(self, sentences: list[str]) -> tuple[bytes, np.ndarray]:
         rows = list(map(self.split_words, sentences))
@@ -164,9 +163,9 @@ class WordTokenizer:
                     rows[number] = [WHOLE + sentence]
         words = list(itertools.chain.from_iterable(rows))
         self._cache_words(set(words))
-        found = list(map(self.cache.__getitem__, words))
-        sizes = np.fromiter(map(len, found), np.int64, len(found)) // self.table.itemsize
-        return b"".join(found), run_sums(sizes, np.array([len(row) for row in rows], np.int64))
+        encoded = list(map(self.cache.__getitem__, words))
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded)) // self.table.itemsize
+        return b"".join(encoded), run_sums(sizes, np.array([len(row) for row in rows], np.int64))
 
     def _cache_words(self, words: set[str]) -> None:
         """Tokenize the words that are not cached; a full cache is emptied first."""

@@ -253,13 +253,13 @@ def read_paragraphs(
     """
     before = 0
     for file in files:
-        left = None if max_bytes is None else max_bytes // len(files)
+        budget = None if max_bytes is None else max_bytes // len(files)
         for block in read_blocks([file], text_column):
             for document in parse_documents(block).paragraphs:
                 for text in document:
                     yield text, before + block.bytes_read
-            if left is not None:
-                left -= sum(map(len, block.data)) if isinstance(block.data, tuple) else len(block.data)
-                if left <= 0:
+            if budget is not None:
+                budget -= sum(map(len, block.data)) if isinstance(block.data, tuple) else len(block.data)
+                if budget <= 0:
                     break
         before += file.size

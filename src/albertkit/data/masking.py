@@ -45,10 +45,10 @@ def random_key(seed: int, step: int, device: torch.device | str) -> Tensor:
 
 def to_device(numbers: np.ndarray | list[int] | int, device: torch.device | str) -> Tensor:
     """Integers on a device, copied without synchronization."""
-    here = torch.as_tensor(numbers, dtype=torch.int64)
+    array = torch.as_tensor(numbers, dtype=torch.int64)
     if torch.device(device).type == "cuda":
-        return here.pin_memory().to(device, non_blocking=True)
-    return here.to(device)
+        return array.pin_memory().to(device, non_blocking=True)
+    return array.to(device)
 
 
 def mix_seed(seed: int, step: int) -> int:
@@ -94,11 +94,11 @@ def arrange_segments(
     ahead = torch.where(swap, width - first, first)  # tokens before the middle [SEP]
     read = torch.where(place <= ahead, place - 1, place - 2)  # the token of the row at each place, after swapping
     source = torch.where(swap, torch.where(read < ahead, read + first, read - ahead), read)
-    found = plain.gather(1, source.clamp(0, width))
+    marked = plain.gather(1, source.clamp(0, width))
     special = (place == 0) | (place == ahead + 1) | (place == width + 2)
     fixed = torch.where(place == 0, specials.cls, specials.sep)
-    ids = torch.where(special, fixed, found & (bit - 1))
-    starts = ((found & bit) != 0) | (place == 1) | (place == ahead + 2)
+    ids = torch.where(special, fixed, marked & (bit - 1))
+    starts = ((marked & bit) != 0) | (place == 1) | (place == ahead + 2)
     return ids, (place > ahead + 1).long(), starts & ~special, special
 
 

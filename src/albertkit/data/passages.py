@@ -68,10 +68,10 @@ class Passages:
     def open(cls, folder: Path) -> Passages:
         """The arrays, memory-mapped."""
         try:
-            found = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("ids", "ends")]
+            arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("ids", "ends")]
         except (OSError, ValueError) as error:
             raise AlbertkitError(f"{folder} contains no passages ({error}). Draw them first.") from None
-        return cls(*found)
+        return cls(*arrays)
 
 
 def draw_passages(
@@ -79,9 +79,9 @@ def draw_passages(
     question_mark: int | None,
     shares: PassageShares,
     seed: int = 0,
-    more: Sequence[Sequence[int]] = (),
+    extra_texts: Sequence[Sequence[int]] = (),
 ) -> Passages:
-    """Distinct texts of all kinds from all shards, and the texts in `more`, as ids."""
+    """Distinct texts of all kinds from all shards, and the texts in `extra_texts`, as ids."""
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     offset = 0
@@ -93,20 +93,20 @@ def draw_passages(
     marked = np.concatenate([np.asarray(shard.tokens) for shard in shards])
     whole, words = token_ids(marked), np.flatnonzero(word_starts(marked))
     rng = np.random.default_rng([seed, len(shards)])
-    known = find_distinct_words(whole, words, rng)
-    for size, places in known.items():
-        some = places[rng.random(len(places)) < shares.words]
-        starts.append(some)
-        stops.append(some + size)
+    words_by_size = find_distinct_words(whole, words, rng)
+    for size, places in words_by_size.items():
+        sample = places[rng.random(len(places)) < shares.words]
+        starts.append(sample)
+        stops.append(sample + size)
     begin, end = np.concatenate(starts), np.concatenate(stops)
     pairs = np.unique(begin * (2**20) + (end - begin))  # the same span drawn twice is one text
     begin, length = pairs >> 20, pairs & (2**20 - 1)
     texts = gather_spans(whole, begin, length)
-    at = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
-    variants = exchange_words(whole, words, known, begin[at], length[at], rng)
-    own = np.fromiter((token for text in more for token in text), texts.dtype)
-    own_lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
-    tokens, lengths = np.concatenate([texts, variants, own]), np.concatenate([length, length[at], own_lengths])
+    chosen = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
+    variants = exchange_words(whole, words, words_by_size, begin[chosen], length[chosen], rng)
+    extra = np.fromiter((token for text in extra_texts for token in text), texts.dtype)
+    extra_lengths = np.fromiter((len(text) for text in extra_texts), np.int64, len(extra_texts))
+    tokens, lengths = np.concatenate([texts, variants, extra]), np.concatenate([length, length[chosen], extra_lengths])
     order = np.argsort(lengths, kind="stable")
     begin, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
     return Passages(gather_spans(tokens, begin, lengths), np.cumsum(lengths))
@@ -121,7 +121,7 @@ def gather_spans(whole: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np
 def find_distinct_words(whole: np.ndarray, words: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
     """One position of each distinct word that occurs repeatedly, by number of tokens; `words`: starts of words."""
     sizes = np.diff(words, append=len(whole))
-    found = {}
+    words_by_size = {}
     for size in range(1, MAX_WORD_TOKENS + 1):
         places = words[sizes == size]
         if len(places) > SAMPLED_WORDS:
@@ -129,27 +129,27 @@ def find_distinct_words(whole: np.ndarray, words: np.ndarray, rng: np.random.Gen
         if len(places):
             rows = whole[places[:, None] + np.arange(size)]
             _, first, times = np.unique(rows, axis=0, return_index=True, return_counts=True)
-            found[size] = np.sort(places[first[times >= MIN_COUNT]])
-    return found
+            words_by_size[size] = np.sort(places[first[times >= MIN_COUNT]])
+    return words_by_size
 
 
 def distinct_words(shards: Sequence[Shard], seed: int = 0) -> list[list[int]]:
     """The distinct words of the first shard, as ids."""
     marked = np.asarray(shards[0].tokens)
     whole = token_ids(marked)
-    known = find_distinct_words(whole, np.flatnonzero(word_starts(marked)), np.random.default_rng(seed))
-    return [whole[place : place + size].tolist() for size, places in known.items() for place in places]
+    words_by_size = find_distinct_words(whole, np.flatnonzero(word_starts(marked)), np.random.default_rng(seed))
+    return [whole[place : place + size].tolist() for size, places in words_by_size.items() for place in places]
 
 
 def exchange_words(
     whole: np.ndarray,
     words: np.ndarray,
-    known: dict[int, np.ndarray],
+    words_by_size: dict[int, np.ndarray],
     begin: np.ndarray,
     length: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The spans with one to three words replaced by `known` words with the same number of tokens."""
+    """The spans with one to three words replaced by others of `words_by_size` with the same number of tokens."""
     tokens = gather_spans(whole, begin, length)
     sizes = np.diff(words, append=len(whole))  # of each word
     first, after = np.searchsorted(words, begin), np.searchsorted(words, begin + length)
@@ -159,14 +159,14 @@ def exchange_words(
         chosen = first + (rng.random(len(begin)) * np.maximum(1, after - first)).astype(np.int64)
         chosen = np.minimum(chosen, len(words) - 1)
         inside = (words[chosen] >= begin) & (words[chosen] + sizes[chosen] <= begin + length) & (times > turn)
-        for size, pool in known.items():
-            here = np.flatnonzero(inside & (sizes[chosen] == size))
-            if not len(pool) or not len(here):
+        for size, pool in words_by_size.items():
+            spans = np.flatnonzero(inside & (sizes[chosen] == size))
+            if not len(pool) or not len(spans):
                 continue
-            other = pool[rng.integers(0, len(pool), len(here))]
-            to = offset[here] + words[chosen[here]] - begin[here]
+            replacements = pool[rng.integers(0, len(pool), len(spans))]
+            to = offset[spans] + words[chosen[spans]] - begin[spans]
             for step in range(size):
-                tokens[to + step] = whole[other + step]
+                tokens[to + step] = whole[replacements + step]
     return tokens
 
 
@@ -180,29 +180,29 @@ def draw_spans(
     documents = np.asarray(shard.documents, np.int64)
     last = documents[np.searchsorted(documents, np.arange(len(ends)), side="right")]  # end of each one's document
     tokens = np.asarray(shard.tokens)
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    spans: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def some(share: float, which: np.ndarray) -> np.ndarray:
-        return np.asarray(which[rng.random(len(which)) < share])
+    def sample(share: float, sentences: np.ndarray) -> np.ndarray:
+        return np.asarray(sentences[rng.random(len(sentences)) < share])
 
     whole = np.flatnonzero((lengths >= 4) & (lengths <= shares.longest))
-    at = some(shares.sentences, whole)
-    found.append((starts[at], ends[at]))
+    first = sample(shares.sentences, whole)
+    spans.append((starts[first], ends[first]))
     if question_mark is not None:
-        asks = whole[token_ids(tokens[ends[whole] - 1]) == question_mark]
-        at = some(shares.questions, asks)
-        found.append((starts[at], ends[at]))
-    at = some(shares.openings, np.concatenate([[0], documents[:-1]]))
-    at = at[lengths[at] <= shares.longest]
-    found.append((starts[at], ends[at]))
-    at = some(shares.passages, whole)
-    stop = np.minimum(at + rng.integers(2, 9, len(at)), last[at])
-    stop = np.minimum(stop, np.searchsorted(ends, starts[at] + shares.longest, side="right"))
-    kept = stop > at + 1
-    found.append((starts[at[kept]], ends[stop[kept] - 1]))
-    at = some(shares.phrases, whole[lengths[whole] >= 12])
-    found.append(_phrases(tokens, starts[at], ends[at], rng))
-    return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+        questions = whole[token_ids(tokens[ends[whole] - 1]) == question_mark]
+        first = sample(shares.questions, questions)
+        spans.append((starts[first], ends[first]))
+    first = sample(shares.openings, np.concatenate([[0], documents[:-1]]))
+    first = first[lengths[first] <= shares.longest]
+    spans.append((starts[first], ends[first]))
+    first = sample(shares.passages, whole)
+    stop = np.minimum(first + rng.integers(2, 9, len(first)), last[first])
+    stop = np.minimum(stop, np.searchsorted(ends, starts[first] + shares.longest, side="right"))
+    is_long = stop > first + 1
+    spans.append((starts[first[is_long]], ends[stop[is_long] - 1]))
+    first = sample(shares.phrases, whole[lengths[whole] >= 12])
+    spans.append(_phrases(tokens, starts[first], ends[first], rng))
+    return np.concatenate([a for a, _ in spans]), np.concatenate([b for _, b in spans])
 
 
 def _phrases(
@@ -213,9 +213,9 @@ def _phrases(
     first, after = np.searchsorted(words, starts), np.searchsorted(words, ends)
     count = rng.integers(2, 11, len(starts))
     room = after - first - count
-    kept = room > 0
-    begin = first[kept] + (rng.random(int(kept.sum())) * room[kept]).astype(np.int64)
-    return words[begin], words[np.minimum(begin + count[kept], len(words) - 1)]
+    fits = room > 0
+    begin = first[fits] + (rng.random(int(fits.sum())) * room[fits]).astype(np.int64)
+    return words[begin], words[np.minimum(begin + count[fits], len(words) - 1)]
 
 
 @cache

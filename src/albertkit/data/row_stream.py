@@ -123,8 +123,8 @@ def _find_runs(
 ) -> SentenceRuns:
     """The sentences of each row inside the documents, computed for all documents at once."""
     begin, end = documents
-    at = np.searchsorted(starts, begin)
-    runs: list[SentenceRuns] = [SentenceRuns(at[:0], at[:0], np.empty(0, bool))]
+    first_sentence = np.searchsorted(starts, begin)
+    runs: list[SentenceRuns] = [SentenceRuns(first_sentence[:0], first_sentence[:0], np.empty(0, bool))]
 
     def add(first: np.ndarray, last: np.ndarray, tail: bool) -> None:
         runs.append(SentenceRuns(first, last, np.full(len(first), tail)))
@@ -134,18 +134,19 @@ def _find_runs(
         moved = starts[np.minimum(later, len(starts) - 1)]
         fits = (later < len(starts)) & (end - moved >= width)
         head = fits & (rng.random(len(begin)) < (moved - begin) / width)
-        add(at[head], np.searchsorted(ends, begin[head] + width), False)  # the skipped tokens and the following ones
-        at = np.where(fits, later, at)
-    while len(at):
-        stop = np.searchsorted(ends, starts[at] + width)  # the sentence that fills the row
-        add(at, stop, False)
+        # the skipped tokens and the following ones
+        add(first_sentence[head], np.searchsorted(ends, begin[head] + width), False)
+        first_sentence = np.where(fits, later, first_sentence)
+    while len(first_sentence):
+        stop = np.searchsorted(ends, starts[first_sentence] + width)  # the sentence that fills the row
+        add(first_sentence, stop, False)
         left = end - ends[stop]
-        tail = (left > 0) & (left < width) & (rng.random(len(at)) < left / width)
+        tail = (left > 0) & (left < width) & (rng.random(len(first_sentence)) < left / width)
         if tail.any():  # a remainder too short for a row is extended to the left
             first = np.searchsorted(starts, end[tail] - width, side="right") - 1
             add(first, np.searchsorted(ends, end[tail]), True)
-        more = left >= width
-        at, end = stop[more] + 1, end[more]
+        continues = left >= width
+        first_sentence, end = stop[continues] + 1, end[continues]
     return _concatenate(runs)
 
 
@@ -231,37 +232,37 @@ class RowStream:
             size += tokens
         return groups
 
-    def _open(self, at: StreamPosition) -> None:
+    def _open(self, position: StreamPosition) -> None:
         """Plan and shuffle the group at a position."""
-        groups = self._groups(at.epoch)
-        self._is_last = at.group == len(groups) - 1
-        self._members = groups[at.group]
+        groups = self._groups(position.epoch)
+        self._is_last = position.group == len(groups) - 1
+        self._members = groups[position.group]
         self._spans = []
         for number in self._members:
-            rng = np.random.default_rng([self.seed, at.epoch, number, self.width])
-            self._spans.append(plan_rows(self.shards[number], self.width, at.epoch, rng, self.single))
+            rng = np.random.default_rng([self.seed, position.epoch, number, self.width])
+            self._spans.append(plan_rows(self.shards[number], self.width, position.epoch, rng, self.single))
         counts = np.array([len(spans) for spans in self._spans])
         self._bounds = np.concatenate([[0], np.cumsum(counts)])
-        order = np.random.default_rng([self.seed, at.epoch, at.group, self.width, 1])
+        order = np.random.default_rng([self.seed, position.epoch, position.group, self.width, 1])
         self._order = order.permutation(int(counts.sum()))
 
     def take(self, rows: int, share: slice = slice(None)) -> SegmentPairs:
         """The next `rows` rows. Only those in `share` are read, the part of this process."""
-        wanted = np.zeros(rows, bool)
-        wanted[share] = True
+        is_own_row = np.zeros(rows, bool)
+        is_own_row[share] = True
         parts = []
         while rows:
-            found = self._order[self.position.row : self.position.row + rows]
-            if len(found):
-                parts.append(self._read(found[wanted[: len(found)]]))
-                wanted = wanted[len(found) :]
-                rows -= len(found)
+            numbers = self._order[self.position.row : self.position.row + rows]
+            if len(numbers):
+                parts.append(self._read(numbers[is_own_row[: len(numbers)]]))
+                is_own_row = is_own_row[len(numbers) :]
+                rows -= len(numbers)
             epoch, group, row = self.position.epoch, self.position.group, self.position.row
             if rows:
                 self.position = StreamPosition(epoch + 1) if self._is_last else StreamPosition(epoch, group + 1)
                 self._open(self.position)
             else:
-                self.position = StreamPosition(epoch, group, row + len(found))
+                self.position = StreamPosition(epoch, group, row + len(numbers))
         return _concatenate(parts)
 
     def _read(self, numbers: np.ndarray) -> SegmentPairs:
@@ -273,12 +274,12 @@ class RowStream:
         column = np.arange(self.width + 1)
         for member in np.unique(shard_of_row):
             rows = np.flatnonzero(shard_of_row == member)
-            spans, at = self._spans[member], numbers[rows] - self._bounds[member]
-            length = spans.a1[at] - spans.a0[at]
-            jump = np.where(column[None] < length[:, None], spans.a0[at][:, None], (spans.b0[at] - length)[:, None])
+            spans, row = self._spans[member], numbers[rows] - self._bounds[member]
+            length = spans.a1[row] - spans.a0[row]
+            jump = np.where(column[None] < length[:, None], spans.a0[row][:, None], (spans.b0[row] - length)[:, None])
             shard = self.shards[self._members[member]].tokens
             tokens[rows] = shard[np.minimum(jump + column[None], len(shard) - 1)]
-            first[rows], ordered[rows] = length, spans.ordered[at]
+            first[rows], ordered[rows] = length, spans.ordered[row]
         return SegmentPairs(tokens, first, ordered)
 
     @property

@@ -59,18 +59,18 @@ def split_sentences(paragraph: str) -> list[str]:
     >>> split_sentences('Mr. Hill left. "Why?" she asked (at 3.15 p.m.). 他走了。她问：“为什么？”')
     ['Mr. Hill left.', '"Why?" she asked (at 3.15 p.m.).', '他走了。', '她问：“为什么？”']
     """
-    found, start = [], 0
+    sentences, start = [], 0
     for stop in (_ASCII_STOP if paragraph.isascii() else _STOP).finditer(paragraph):
-        at, after = stop.span()
-        if _is_end(paragraph, start, at, after):
+        stop_start, after = stop.span()
+        if _is_end(paragraph, start, stop_start, after):
             sentence = paragraph[start:after].strip()
             if sentence:
-                found.append(sentence)
+                sentences.append(sentence)
             start = after
     rest = paragraph[start:].strip()
     if rest:
-        found.append(rest)
-    return found
+        sentences.append(rest)
+    return sentences
 
 
 def _is_end(text: str, start: int, at: int, after: int) -> bool:

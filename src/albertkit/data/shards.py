@@ -176,18 +176,18 @@ def _require(path: Path) -> Path:
 def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
     """A one-dimensional array on disk, with the dtype and length in the manifest."""
     try:
-        found = np.load(_require(path), mmap_mode="r", allow_pickle=False)
+        array = np.load(_require(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, AlbertkitError):
             raise
         raise AlbertkitError(
             f"{path} is not a complete .npy file ({str(error)[:100]}). Copy the folder again."
         ) from None
-    if found.dtype != dtype or found.shape != (length,):
+    if array.dtype != dtype or array.shape != (length,):
         raise AlbertkitError(
-            f"{path} contains {found.dtype} {found.shape}: {MANIFEST} has {dtype} ({length},). Copy it again."
+            f"{path} contains {array.dtype} {array.shape}: {MANIFEST} has {dtype} ({length},). Copy it again."
         )
-    return found
+    return array
 
 
 def check_files(folder: Path, entry: dict[str, Any]) -> None:
@@ -226,18 +226,18 @@ class ShardWriter:
         """Add documents, and write each full shard. A document above the capacity gets a separate shard."""
         sentence_ends = np.cumsum(np.concatenate([[0], documents.documents]))
         token_ends = np.concatenate([[0], np.cumsum(documents.sentences)])[sentence_ends]  # of each document; 0 first
-        at = 0
-        while at < len(documents.documents):
-            stop = int(np.searchsorted(token_ends, token_ends[at] + self.capacity - self.used, "right")) - 1
-            if stop <= at and self.used:
+        position = 0
+        while position < len(documents.documents):
+            stop = int(np.searchsorted(token_ends, token_ends[position] + self.capacity - self.used, "right")) - 1
+            if stop <= position and self.used:
                 self.finish_shard()
                 continue
-            stop = max(stop, at + 1)
-            tokens = documents.tokens[token_ends[at] : token_ends[stop]]
-            sentences = documents.sentences[sentence_ends[at] : sentence_ends[stop]]
-            self.parts.append(DocumentArrays(tokens, sentences, documents.documents[at:stop]))
+            stop = max(stop, position + 1)
+            tokens = documents.tokens[token_ends[position] : token_ends[stop]]
+            sentences = documents.sentences[sentence_ends[position] : sentence_ends[stop]]
+            self.parts.append(DocumentArrays(tokens, sentences, documents.documents[position:stop]))
             self.used += len(tokens)
-            at = stop
+            position = stop
 
     def finish_shard(self) -> None:
         """Write the pending documents as a shard, if there are any, and start the next."""

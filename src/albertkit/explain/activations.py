@@ -68,9 +68,9 @@ class ActivationEncoder:
         """The embedding output (tokens, H) and None, then the output and the attention (heads, tokens, tokens) of each
         layer.
         """
-        most = min(MAX_TOKENS, self.config.max_position_embeddings)
-        if not 1 <= len(ids) <= most:
-            raise AlbertkitError(f"the text has {len(ids)} tokens; an explanation needs 1 to {most}")
+        limit = min(MAX_TOKENS, self.config.max_position_embeddings)
+        if not 1 <= len(ids) <= limit:
+            raise AlbertkitError(f"the text has {len(ids)} tokens; an explanation needs 1 to {limit}")
         hidden = self._embed(np.asarray(ids), np.zeros(len(ids), int) if segments is None else np.asarray(segments))
         check_finite("activations", hidden)
         yield hidden, None

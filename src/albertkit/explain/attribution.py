@@ -94,9 +94,9 @@ def log_odds(scores: np.ndarray, index: int) -> float:
     >>> round(log_odds(np.array([2.0, 0.0]), 0), 6)
     2.0
     """
-    rest = np.delete(scores, index)
-    top = rest.max()
-    return float(scores[index] - top - np.log(np.exp(rest - top).sum()))
+    others = np.delete(scores, index)
+    top = others.max()
+    return float(scores[index] - top - np.log(np.exp(others - top).sum()))
 
 
 # Choosing the target ---------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _token_target(
         best = [max(log_odds(scores[token].astype(np.float64), i) for i in labels) for token in firsts]
         word = int(np.argmax(best))
     else:
-        word = _position_of(str(settings.at), [one.text for one in tokenized.words])
+        word = _position_of(str(settings.at), [explained.text for explained in tokenized.words])
     token = firsts[word]
     index = _index_of(settings.target, task.labels, int(scores[token].argmax()))
     name = f"{task.labels[index]} at {tokenized.words[word].text!r}"
@@ -289,9 +289,9 @@ class InputVariants:
         ids, segments = [row[0].tolist() for row in rows], [row[1].tolist() for row in rows]
         for batch in token_batches(ids, segments, albert.token_budget):
             hidden = albert.engine.run(batch, depth)
-            found = read_target(albert, hidden, batch.lengths, [rows[place][2] for place in batch.order])
-            for place, score in zip(batch.order, found, strict=True):
-                scores[place] = score
+            outputs = read_target(albert, hidden, batch.lengths, [rows[number][2] for number in batch.order])
+            for number, score in zip(batch.order, outputs, strict=True):
+                scores[number] = score
         check_finite("scores", scores)
         return scores
 

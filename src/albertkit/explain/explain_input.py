@@ -162,7 +162,7 @@ def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
         words += [ExplainedWord(part, a, b, text[a:b]) for a, b in merge_words(split_words(text), places)]
     if not words:
         raise AlbertkitError("the text has no word to explain. Pass a text with words.")
-    numbers = {(word.part, at): number for number, word in enumerate(words) for at in range(word.start, word.end)}
+    numbers = {(word.part, i): number for number, word in enumerate(words) for i in range(word.start, word.end)}
     token_rows = []
     for ids, segments, row_places in rows:
         _check_fits(len(ids), min(MAX_TOKENS, albert.max_tokens))
@@ -208,8 +208,8 @@ def _parts_and_rows(albert: RuntimeModel, kind: str, texts: ExplainInput, exampl
     if kind == "classify":
         return _classify_rows(albert, texts, features[0])
     if len(features) != 1:
-        most = max(len(feature.ids) for feature in features)
-        raise AlbertkitError(f"the text is longer than the model's maximum of {most} tokens. Shorten it.")
+        limit = max(len(feature.ids) for feature in features)
+        raise AlbertkitError(f"the text is longer than the model's maximum of {limit} tokens. Shorten it.")
     return _answer_rows(albert, texts, features[0]) if kind == "answer" else _tag_rows(texts, features[0])
 
 
@@ -305,9 +305,9 @@ def word_numbers(places: Places, numbers: dict[tuple[str, int], int]) -> np.ndar
         if place is None:
             continue
         part, a, b = place
-        found = [numbers[part, c] for c in range(a, b) if (part, c) in numbers]
-        if found:
-            owner[at] = found[0]
+        owners = [numbers[part, c] for c in range(a, b) if (part, c) in numbers]
+        if owners:
+            owner[at] = owners[0]
         elif at + 1 < len(places) and places[at + 1] is not None:
             owner[at] = owner[at + 1]
     return owner

@@ -87,7 +87,7 @@ class Explanation:
 
     def attribution(self, method: str) -> np.ndarray:
         """(words,) the values by one method."""
-        return next(one.values for one in self.attributions if one.method == method)
+        return next(attribution.values for attribution in self.attributions if attribution.method == method)
 
     @property
     def uncertainty(self) -> dict[int, float]:
@@ -102,13 +102,13 @@ class Explanation:
         """Plain values for JSON; attention by layer and head only on request, because it is large."""
         words = []
         for number, word in enumerate(self.words):
-            values = {one.method: round(float(one.values[number]), 6) for one in self.attributions}
+            values = {a.method: round(float(a.values[number]), 6) for a in self.attributions}
             words.append({**dataclasses.asdict(word), "values": values})
         maps = []
-        for one in self.maps:
-            data: dict[str, Any] = {"tokens": list(one.tokens), "rollout": one.rollout.round(5).tolist()}
-            maps.append({**data, "attention": one.attention.round(5).tolist()} if attention else data)
-        sums = {one.method: {"full": one.full, "empty": one.empty} for one in self.attributions}
+        for part in self.maps:
+            data: dict[str, Any] = {"tokens": list(part.tokens), "rollout": part.rollout.round(5).tolist()}
+            maps.append({**data, "attention": part.attention.round(5).tolist()} if attention else data)
+        sums = {a.method: {"full": a.full, "empty": a.empty} for a in self.attributions}
         plain = dataclasses.asdict(dataclasses.replace(self, attributions=(), maps=()))
         del plain["attributions"]
         return plain | {"words": words, "sums": sums, "maps": maps}
@@ -214,9 +214,9 @@ class Explainer:
         model = self.torch_model
         from albertkit.explain.gradients import integrated_gradients
 
-        found = integrated_gradients(variants, model, settings.steps)
-        check_finite("gradients", found.values)
-        return found
+        contributions = integrated_gradients(variants, model, settings.steps)
+        check_finite("gradients", contributions.values)
+        return contributions
 
     def attention_maps(self, state: ExplainState) -> tuple[AttentionMap, ...]:
         """Attention of each row."""

@@ -101,8 +101,8 @@ class TargetFunction:
 
 
 def _log_odds(scores: Tensor, index: int) -> Tensor:
-    rest = torch.cat([scores[:index], scores[index + 1 :]])
-    return scores[index] - torch.logsumexp(rest, 0)
+    others = torch.cat([scores[:index], scores[index + 1 :]])
+    return scores[index] - torch.logsumexp(others, 0)
 
 
 def integrated_gradients(variants: InputVariants, model: AlbertModel, steps: int = 64) -> Attribution:

@@ -157,8 +157,8 @@ def first_choice(prediction: Prediction) -> object:
 def summarize(prediction: Prediction) -> PredictionSummary:
     """A prediction as a few labels or words with their probabilities."""
     if isinstance(prediction, list):
-        most = 3 if len(prediction) == 1 else 1
-        return tuple((one.word, one.score) for words in prediction for one in words[:most])
+        count = 3 if len(prediction) == 1 else 1
+        return tuple((p.word, p.score) for words in prediction for p in words[:count])
     if isinstance(prediction, Classification):
         if isinstance(prediction.label, float):
             return ((f"{prediction.label:.4g}", None),)

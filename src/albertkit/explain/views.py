@@ -33,7 +33,7 @@ DESCRIPTIONS = {
 def render_page(explanation: Explanation) -> str:
     folder = files("albertkit.explain")
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    maps = [pack_map(one, MAX_NUMBERS // len(explanation.maps)) for one in explanation.maps]
+    maps = [pack_map(attention_map, MAX_NUMBERS // len(explanation.maps)) for attention_map in explanation.maps]
     title = escape(f"{explanation.kind}: {explanation.target}")
     body = [
         f"<h1>{title}</h1>",
@@ -41,14 +41,14 @@ def render_page(explanation: Explanation) -> str:
         "<h2>Words</h2>",
         '<p>Colors: words that <span class="word" style="--share:.4">support</span> and '
         '<span class="word against" style="--share:.4">oppose</span> the target; stronger for larger values.</p>',
-        *(part for one in explanation.attributions for part in words_section(explanation, one)),
+        *(part for attribution in explanation.attributions for part in words_section(explanation, attribution)),
         values_table(explanation),
         "<h2>Layer by layer</h2>",
         layers_section(explanation),
         "<h2>Attention</h2>",
         '<p class="soft">Rows attend to columns. Attention shows where information can flow; only the values above '
         "show what the prediction depends on.</p>",
-        *(attention_section(explanation, place, one) for place, one in enumerate(explanation.maps)),
+        *(attention_section(explanation, place, attention_map) for place, attention_map in enumerate(explanation.maps)),
         *(f'<p class="soft">{escape(note)}</p>' for _, note in maps if note),
     ]
     data = json.dumps([data for data, _ in maps]).replace("<", "\\u003c")
@@ -78,13 +78,13 @@ def words_section(explanation: Explanation, attribution: Attribution) -> list[st
     )
     texts = []
     for part, text in explanation.parts.items():
-        spans, at = [], 0
+        spans, position = [], 0
         for word, value in zip(explanation.words, values.tolist(), strict=True):
             if word.part == part:
-                spans += [escape(text[at : word.start]), colored_word(word, value, largest)]
-                at = word.end
+                spans += [escape(text[position : word.start]), colored_word(word, value, largest)]
+                position = word.end
         name = f"<b>{escape(part)}</b>" if len(explanation.parts) > 1 else ""
-        texts.append(f'<div class="text">{name}{"".join(spans)}{escape(text[at:])}</div>')
+        texts.append(f'<div class="text">{name}{"".join(spans)}{escape(text[position:])}</div>')
     method = attribution.method
     return [f"<h3>{method}</h3>", f'<p class="soft">{DESCRIPTIONS[method]}{sums}</p>', *texts]
 
@@ -97,10 +97,10 @@ def colored_word(word: ExplainedWord, value: float, largest: float) -> str:
 
 
 def values_table(explanation: Explanation) -> str:
-    heads = "".join(f'<th scope="col" class="number">{one.method}</th>' for one in explanation.attributions)
+    heads = "".join(f'<th scope="col" class="number">{a.method}</th>' for a in explanation.attributions)
     rows = []
     for place, word in enumerate(explanation.words):
-        cells = "".join(f'<td class="number">{one.values[place]:+.4f}</td>' for one in explanation.attributions)
+        cells = "".join(f'<td class="number">{a.values[place]:+.4f}</td>' for a in explanation.attributions)
         position = f"{escape(word.part)} {word.start}–{word.end}"
         rows.append(f'<tr><th scope="row">{escape(word.text)}</th><td>{position}</td>{cells}</tr>')
     return (
@@ -142,9 +142,9 @@ def layers_section(explanation: Explanation) -> str:
     )
 
 
-def attention_section(explanation: Explanation, place: int, one: AttentionMap) -> str:
+def attention_section(explanation: Explanation, place: int, attention_map: AttentionMap) -> str:
     """The frame of one map; `page.js` fills it."""
-    name = f"<h3>{escape(list(explanation.parts)[one.row])}</h3>" if len(explanation.maps) > 1 else ""
+    name = f"<h3>{escape(list(explanation.parts)[attention_map.row])}</h3>" if len(explanation.maps) > 1 else ""
     selects = "".join(f"<label>{label}<select></select></label>" for label in ("layer", "head", "token"))
     return (
         f'<section id="map-{place}">{name}'
@@ -155,26 +155,27 @@ def attention_section(explanation: Explanation, place: int, one: AttentionMap) -
     )
 
 
-def pack_map(one: AttentionMap, max_numbers: int) -> tuple[dict[str, Any], str]:
+def pack_map(attention_map: AttentionMap, max_numbers: int) -> tuple[dict[str, Any], str]:
     """A map as JSON with attention as bytes, and a note about heads and layers that were too many."""
-    layers, heads, tokens, _ = one.attention.shape
-    attention, kept, names, note = one.attention, list(range(layers)), [str(h + 1) for h in range(heads)], ""
+    attention, note = attention_map.attention, ""
+    layers, heads, tokens, _ = attention.shape
+    layer_numbers, names = list(range(layers)), [str(h + 1) for h in range(heads)]
     max_numbers -= tokens**2  # the rollout
     if attention.size > max_numbers:
         attention, names = attention.mean(axis=1, keepdims=True), ["mean of all"]
         note = f"The text has {tokens} tokens, so heads are shown as their mean"
-        most = max(1, max_numbers // tokens**2)
-        if layers > most:
-            kept = sorted({round(x) for x in np.linspace(0, layers - 1, most).tolist()})
-            note += f", and {len(kept)} of {layers} layers"
+        max_layers = max(1, max_numbers // tokens**2)
+        if layers > max_layers:
+            layer_numbers = sorted({round(x) for x in np.linspace(0, layers - 1, max_layers).tolist()})
+            note += f", and {len(layer_numbers)} of {layers} layers"
         note += "."
     data = {
-        "tokens": list(one.tokens),
-        "layers": [str(layer + 1) for layer in kept],
+        "tokens": list(attention_map.tokens),
+        "layers": [str(layer + 1) for layer in layer_numbers],
         "heads": names,
-        "data": encode_bytes(attention[kept]),
-        "rollout": encode_bytes(one.rollout),
-        "from": one.reader,
+        "data": encode_bytes(attention[layer_numbers]),
+        "rollout": encode_bytes(attention_map.rollout),
+        "from": attention_map.reader,
     }
     return data, note
 

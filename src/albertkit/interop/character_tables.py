@@ -60,9 +60,9 @@ def encode_table(replacements: dict[str, str]) -> dict[str, Any]:
     """A table of characters and their replacements. Hangul that is only decomposed needs no table."""
     decomposes_hangul = all(replacements.get(c) == unicodedata.normalize("NFD", c) for c in HANGUL)
     hangul = set(HANGUL if decomposes_hangul else ())
-    kept = {c: replacements[c] for c in sorted(replacements.keys() - hangul) if replacements[c]}
+    single = {c: replacements[c] for c in sorted(replacements.keys() - hangul) if replacements[c]}
     return {
-        "replaced": [encode_deltas(map(ord, kept)), encode_strings(list(kept.values()))],
+        "replaced": [encode_deltas(map(ord, single)), encode_strings(list(single.values()))],
         "removed": encode_ranges(c for c, new in replacements.items() if not new),
         "decomposesHangul": decomposes_hangul,
     }
@@ -82,7 +82,7 @@ def sigma_context() -> tuple[list[str], list[str]]:
 def word_classes() -> tuple[list[int], str]:
     """The `word_class` of every code point: the code points where it changes, as differences, and each new class."""
     classes = [word_class(chr(c)) for c in range(0x110000)]
-    starts = [c for c, one in enumerate(classes) if c == 0 or one != classes[c - 1]]
+    starts = [c for c, number in enumerate(classes) if c == 0 or number != classes[c - 1]]
     return encode_deltas(starts), "".join(classes[c] for c in starts)
 
 
@@ -92,10 +92,10 @@ def charsmap_strings(table: Charsmap, alphabet: set[str]) -> dict[str, str] | No
     for index, unit in enumerate(table.units):
         if unit < 1 << 31 and unit & 255:
             children.setdefault(index ^ (unit & 255), []).append(index)
-    found: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     todo = [(table.jump(table.units[0]), "", b"")]  # base, complete characters, bytes of the unfinished one
     for _ in range(MAX_STEPS):
-        if not todo or len(found) > MAX_STRINGS:
+        if not todo or len(replacements) > MAX_STRINGS:
             break
         base, text, prefix = todo.pop()
         for index in children.get(base, ()):
@@ -108,9 +108,9 @@ def charsmap_strings(table: Charsmap, alphabet: set[str]) -> dict[str, str] | No
             if string[-1] not in alphabet or len(string) > MAX_STRING_CHARACTERS:
                 continue
             if unit >> 8 & 1:
-                found[string] = table.replacement(table.units[below])
+                replacements[string] = table.replacement(table.units[below])
             todo.append((below, string, b""))
-    return None if todo else dict(sorted(found.items()))
+    return None if todo else dict(sorted(replacements.items()))
 
 
 # --- BERT's rules ------------------------------------------------------------
@@ -131,6 +131,6 @@ def bert_tables(lower: bool, strip_accents: bool) -> BertTables:
     results = {c: rules.replacement(c) for c in all_characters()}
     spaced = {c: new.strip(" ") for c, new in results.items() if len(new) > 1 and new[0] == new[-1] == " "}
     results |= spaced
-    kept = {x for new in results.values() for x in new if unicodedata.combining(x)} if strip_accents else set()
-    order = {accent: unicodedata.combining(accent) for accent in sorted(kept)}
+    accents = {x for new in results.values() for x in new if unicodedata.combining(x)} if strip_accents else set()
+    order = {accent: unicodedata.combining(accent) for accent in sorted(accents)}
     return BertTables({c: new for c, new in results.items() if c != new}, set(spaced.values()), order)

@@ -67,13 +67,13 @@ def read_checkpoint(prefix: Path) -> Artifact:
         config = config.replace(options=Options(brightmart_layout=True))
     table = tensor_names(config, BRIGHTMART if brightmart else PUBLIC)
     with open_bundle(prefix, variables) as tensors:
-        found = {name.removeprefix(name_prefix): tensor for name, tensor in tensors.items()}
-        found |= {name.tf: _transposed(found[name.tf]) for name in table if name.transpose and name.tf in found}
-        weights = load_weights(config, translate(found, table, lambda name: name.tf))
+        named = {name.removeprefix(name_prefix): tensor for name, tensor in tensors.items()}
+        named |= {name.tf: _transposed(named[name.tf]) for name in table if name.transpose and name.tf in named}
+        weights = load_weights(config, translate(named, table, lambda name: name.tf))
     task = "answer" if "heads.answer.linear.weight" in weights else "pretrain"
-    made = {"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"}
+    step = {"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"}
     tokenizer = read_tokenizer(prefix.parent, config.vocab_size)
-    return Artifact(config, weights, tokenizer, ArtifactMetadata(task=task, history=(made,)))
+    return Artifact(config, weights, tokenizer, ArtifactMetadata(task=task, history=(step,)))
 
 
 def _transposed(tensor: StoredTensor) -> StoredTensor:
@@ -128,10 +128,10 @@ def find_bundle(path: Path) -> Path | None:
             if (path.parent / f"{name}.index").is_file():
                 return path.parent / name
         folder, start = (path, "") if path.is_dir() else (path.parent, f"{short}.ckpt")
-        found = sorted(f.name[:-6] for f in folder.glob("[!.]*.index") if f.name.startswith(start))
-        if len(found) > 1:
-            raise _BundleError(f"{len(found)} checkpoints: {', '.join(found[:9])}", "give the path of one")
-        return folder / found[0] if found else None
+        names = sorted(f.name[:-6] for f in folder.glob("[!.]*.index") if f.name.startswith(start))
+        if len(names) > 1:
+            raise _BundleError(f"{len(names)} checkpoints: {', '.join(names[:9])}", "give the path of one")
+        return folder / names[0] if names else None
 
 
 def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
@@ -143,7 +143,7 @@ def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
 def open_bundle(prefix: Path, names: Collection[str]) -> Iterator[dict[str, StoredTensor]]:
     """Tensors of a checkpoint, which become float32. Read their numbers inside the block."""
     shards, entries = _read_index(prefix)
-    chosen: list[BundleEntry] = []
+    selected: list[BundleEntry] = []
     with _report_errors(prefix):
         for name in dict.fromkeys(names):
             if (entry := entries.get(name)) is None:
@@ -152,13 +152,13 @@ def open_bundle(prefix: Path, names: Collection[str]) -> Iterator[dict[str, Stor
                 raise _BundleError(f"tensor {name!r} is {entry.dtype}, and only numbers are read", "omit it")
             if entry.shard < 0:
                 raise _BundleError(f"tensor {name!r} is partitioned into slices, not whole", "save it again whole")
-            chosen.append(entry)
-        if (total := sum(entry.size for entry in chosen)) > MAX_TOTAL_BYTES:
+            selected.append(entry)
+        if (total := sum(entry.size for entry in selected)) > MAX_TOTAL_BYTES:
             raise _BundleError(f"{total} bytes of tensors, over the limit of {MAX_TOTAL_BYTES}", "give fewer names")
     with ExitStack() as stack:
         files: dict[Path, BinaryIO] = {}
         tensors: dict[str, StoredTensor] = {}
-        for entry in chosen:
+        for entry in selected:
             path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
             if path not in files:
                 files[path] = stack.enter_context(_open_shard(path, entry.name))
@@ -243,13 +243,13 @@ def _read_index(prefix: Path) -> tuple[int, dict[str, BundleEntry]]:
 def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
         raise _BundleError(f"it ends in {data[-8:].hex() or 'nothing'}, and an index ends in 57fb808b247547db")
-    at, handle = 0, [0, 0, 0, 0]
+    position, handle = 0, [0, 0, 0, 0]
     for i in range(4):  # place and size of the meta block (not used), then of the block that lists all others
-        handle[i], at = read_varint(data[-_FOOTER:], at, _FOOTER - 8)
+        handle[i], position = read_varint(data[-_FOOTER:], position, _FOOTER - 8)
     last, count, block_bytes, key_bytes = None, 0, 0, 0
     for _, value in _records(_read_block(data, handle[2], handle[3])):
-        offset, at = read_varint(value, 0, len(value))
-        size, _ = read_varint(value, at, len(value))
+        offset, position = read_varint(value, 0, len(value))
+        size, _ = read_varint(value, position, len(value))
         block_bytes += size + _TRAILER
         if block_bytes > len(data):
             raise _BundleError(f"its blocks overlap, as together they are over its {len(data)} bytes")
@@ -278,16 +278,16 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if end < 0:
         raise _BundleError("a block is shorter than its list of restart points")
-    at, key = 0, b""
-    while at < end:
-        shared, at = read_varint(block, at, end)
-        added, at = read_varint(block, at, end)
-        length, at = read_varint(block, at, end)
-        if shared > len(key) or shared + added > MAX_KEY_BYTES or length > min(MAX_VALUE_BYTES, end - at - added):
+    position, key = 0, b""
+    while position < end:
+        shared, position = read_varint(block, position, end)
+        added, position = read_varint(block, position, end)
+        length, position = read_varint(block, position, end)
+        if shared > len(key) or shared + added > MAX_KEY_BYTES or length > min(MAX_VALUE_BYTES, end - position - added):
             raise _BundleError(f"a record has lengths {shared}, {added} and {length}, which do not fit its block")
-        key = key[:shared] + block[at : at + added]
-        yield key, block[at + added : at + added + length]
-        at += added + length
+        key = key[:shared] + block[position : position + added]
+        yield key, block[position + added : position + added + length]
+        position += added + length
 
 
 def _parse_header(message: bytes) -> int:

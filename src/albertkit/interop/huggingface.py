@@ -58,7 +58,7 @@ def read_folder(folder: Path) -> Artifact:
         weights = load_weights(config, stored)
     for head in ("answer", "choose", "tag", "classify"):
         task = head if f"heads.{head}.linear.weight" in weights else task
-    made = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
+    history = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
     labels = read_labels(settings)
     details: dict[str, Any] = {}
     if task == "classify":
@@ -68,17 +68,15 @@ def read_folder(folder: Path) -> Artifact:
             details["pairs"] = True
         if not labels and details["kind"] != "regression":
             labels = tuple(f"LABEL_{row}" for row in range(rows))
-    meta = ArtifactMetadata(task=task, labels=labels, details=details, history=made)
+    meta = ArtifactMetadata(task=task, labels=labels, details=details, history=history)
     return Artifact(config, weights, Tokenizer.load(folder, vocab_size=config.vocab_size), meta)
 
 
 def is_cross_encoder(folder: Path) -> bool:
     """Whether sentence-transformers wrote this folder for a model of pairs. Its versions have different keys."""
     files = [folder / name for name in ("config.json", "config_sentence_transformers.json")]
-    found = [read_json(path) for path in files if path.is_file()]
-    return any(
-        one.get("model_type") == "CrossEncoder" or any(key in one for key in CROSS_ENCODER_KEYS) for one in found
-    )
+    configs = [read_json(path) for path in files if path.is_file()]
+    return any(c.get("model_type") == "CrossEncoder" or any(key in c for key in CROSS_ENCODER_KEYS) for c in configs)
 
 
 def layout_name(config: AlbertConfig) -> str:
@@ -91,9 +89,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     for name in CONFIG_FILES:
         if (folder / name).is_file():
             return read_json(folder / name)
-    others = [path for path in sorted(folder.glob("*config*.json")) if "tokenizer" not in path.name]
-    if len(others) == 1:
-        return read_json(others[0])
+    configs = [path for path in sorted(folder.glob("*config*.json")) if "tokenizer" not in path.name]
+    if len(configs) == 1:
+        return read_json(configs[0])
     raise AlbertkitError(f"{folder} contains no config.json; a model needs one that states its shape")
 
 
@@ -113,8 +111,8 @@ def read_labels(settings: dict[str, Any]) -> tuple[str, ...]:
 
 def read_kind(settings: dict[str, Any], rows: int) -> str:
     """The kind of labels of a classifier, as transformers decides it."""
-    found = next((kind for kind, name in PROBLEM_TYPES.items() if settings.get("problem_type") == name), None)
-    return found or ("regression" if rows == 1 else "single")
+    kinds = {name: kind for kind, name in PROBLEM_TYPES.items()}
+    return kinds.get(str(settings.get("problem_type"))) or ("regression" if rows == 1 else "single")
 
 
 @contextlib.contextmanager
@@ -137,9 +135,9 @@ def encoder_prefix(tensors: Mapping[str, Any]) -> str:
     prefixes = [name.removesuffix(WORD_TABLE) for name in tensors if name.endswith(WORD_TABLE)]
     prefixes = [p for p in prefixes if any(name.startswith(p + layers) for name in tensors)]
     if len(prefixes) != 1:
-        found = "no ALBERT encoder" if not prefixes else f"{len(prefixes)} ALBERT encoders"
+        count = "no ALBERT encoder" if not prefixes else f"{len(prefixes)} ALBERT encoders"
         first = ", ".join(sorted(tensors)[:3])
-        raise AlbertkitError(f"the file contains {found} (first tensors: {first} …); exactly one is needed")
+        raise AlbertkitError(f"the file contains {count} (first tensors: {first} …); exactly one is needed")
     return prefixes[0]
 
 
@@ -151,14 +149,14 @@ def add_public_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     prefix = encoder_prefix(tensors)
     parts = ("embeddings.", "encoder.embedding_hidden_mapping_in.", "encoder.albert_layer_groups.", "pooler.")
-    out: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, array in tensors.items():
         tail = name.removeprefix(prefix)
         if name.startswith(prefix) and tail.startswith(parts):
-            out["albert." + tail] = array
+            renamed["albert." + tail] = array
         elif prefix in ("", "albert."):
-            out[name] = array
-    return out
+            renamed[name] = array
+    return renamed
 
 
 def translate(
@@ -169,15 +167,15 @@ def translate(
 ) -> dict[str, Tensor]:
     """Rename tensors to our names; an unknown name is an error, since dropping a tensor would change the model."""
     ours = {column(name): name for name in table}
-    out: dict[str, Tensor] = {}
+    translated: dict[str, Tensor] = {}
     for foreign, array in tensors.items():
         if foreign in ours:
-            out[ours[foreign].ours] = array
+            translated[ours[foreign].ours] = array
         elif foreign not in unused:
             raise AlbertkitError(
                 f"tensor {foreign!r} is not part of ALBERT, so the file cannot be converted without changing the model"
             )
-    return out
+    return translated
 
 
 def from_state_dict(
@@ -195,5 +193,5 @@ def from_state_dict(
     full_config = AlbertConfig.from_dict(settings)
     table = tensor_names(full_config, PUBLIC, classifier=classifier)
     custom_heads = {name: array for name, array in tensors.items() if name.startswith("heads.")}
-    rest = {name: array for name, array in tensors.items() if name not in custom_heads}
-    return full_config, {**translate(rest, table, lambda n: n.torch, UNUSED_TENSORS), **custom_heads}
+    encoder_tensors = {name: array for name, array in tensors.items() if name not in custom_heads}
+    return full_config, {**translate(encoder_tensors, table, lambda n: n.torch, UNUSED_TENSORS), **custom_heads}

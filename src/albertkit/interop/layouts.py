@@ -133,7 +133,7 @@ def write_transformers_js(
         (folder / name).unlink(missing_ok=True)
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     notes.append(f"a text of over {room} tokens loses its last [SEP]; split such texts")
-    notes += prompt_notes(meta.prompts)
+    notes += [f"put {text!r} before each text for the prompt {name!r}" for name, text in meta.prompts.items()]
     usage = (
         'const embed = await pipeline("feature-extraction", "FOLDER", { dtype: "q8" });\n'
         f'await embed(texts, {{ pooling: "{meta.pooling}", normalize: {str(meta.normalize).lower()} }});\n'
@@ -178,11 +178,6 @@ def write_onnx(
         name: export_stored(model, folder / name, settings, texts=texts, reference=stored)
         for name, model in ((FLOAT_FILE, floats), (INT8_FILE, int8))
     }
-
-
-def prompt_notes(prompts: dict[str, str]) -> list[str]:
-    """What users of a library without prompts must write before their texts."""
-    return [f"put {text!r} before each text for the prompt {name!r}" for name, text in prompts.items()]
 
 
 def model_card(layout: str, usage: str, notes: Sequence[str]) -> str:

@@ -66,18 +66,18 @@ def output_differences(
     for rows in batches:
         inside = (np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]).astype(np.int64)
         inputs = {"input_ids": rows.ids, "attention_mask": inside, "token_type_ids": rows.segments}
-        found = dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
+        actual_outputs = dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
         outputs = runtime_outputs(albert, albert.engine.run(rows, depth), rows, heads)
-        here = np.zeros((len(rows.lengths), len(outputs)))
+        batch_errors = np.zeros((len(rows.lengths), len(outputs)))
         for column, (name, expected_rows) in enumerate(outputs.items()):
             least = max(1e-6, typical_norm(stored, name, heads))
             for text, length in enumerate(rows.lengths):
-                expected, actual = expected_rows[text], found[name][text]
+                expected, actual = expected_rows[text], actual_outputs[name][text]
                 if expected.ndim and len(expected) == length:
                     actual = actual[:length]
                 error = float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), least)
-                here[text, column] = error if np.isfinite(error) else np.inf
-        errors.append(here)
+                batch_errors[text, column] = error if np.isfinite(error) else np.inf
+        errors.append(batch_errors)
     return np.concatenate(errors)
 
 
@@ -97,24 +97,24 @@ def runtime_outputs(
     albert: RuntimeModel, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
 ) -> dict[str, list[np.ndarray]]:
     """The outputs of the runtime for each text; token outputs without padding."""
-    found: dict[str, list[np.ndarray]] = {}
+    outputs: dict[str, list[np.ndarray]] = {}
     for head in heads:
         if head == "vector":
             vectors = pool(albert, hidden, rows.lengths, albert.metadata.pooling)
             lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            found["sentence_embedding"] = list(vectors / lengths if albert.metadata.normalize else vectors)
+            outputs["sentence_embedding"] = list(vectors / lengths if albert.metadata.normalize else vectors)
             if not albert.config.options.static:
-                found["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
+                outputs["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
         elif head == "mlm":
-            found["logits"] = [albert.engine.mlm_logits(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
+            outputs["logits"] = [albert.engine.mlm_logits(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
         else:
             scores = head_scores(albert, head, hidden, rows.lengths)
             if head in albert.custom_heads:
                 factor, offset = score_scale(albert.metadata)
                 scores = [row * factor + offset for row in scores]
             if head == "answer":
-                found["start_logits"] = [s[:, 0] for s in scores]
-                found["end_logits"] = [s[:, 1] for s in scores]
+                outputs["start_logits"] = [s[:, 0] for s in scores]
+                outputs["end_logits"] = [s[:, 1] for s in scores]
             else:
-                found["tag_logits" if head == "tag" and heads != ("tag",) else "logits"] = scores
-    return found
+                outputs["tag_logits" if head == "tag" and heads != ("tag",) else "logits"] = scores
+    return outputs

@@ -241,11 +241,11 @@ def _head(
     if head == "vector":
         vector = pool_nodes(b, stored, hidden, inside, meta.pooling)
         _name_output(b, normalize_nodes(b, vector) if meta.normalize else vector, "sentence_embedding")
-        found: dict[str, list[Any]] = {"sentence_embedding": ["texts", config.hidden_size]}
+        shapes: dict[str, list[Any]] = {"sentence_embedding": ["texts", config.hidden_size]}
         if not config.options.static:
             _name_output(b, hidden, "last_hidden_state")
-            found["last_hidden_state"] = ["texts", "length", config.hidden_size]
-        return found
+            shapes["last_hidden_state"] = ["texts", "length", config.hidden_size]
+        return shapes
     if head == "mlm":
         _name_output(b, graphs.mlm_head(b, config, weights, hidden), "logits")
         return {"logits": ["texts", "length", config.vocab_size]}
@@ -301,18 +301,18 @@ def custom_head_nodes(b: PortableBuilder, stored: StoredModel, head: str, hidden
     return b.node("Add", scaled, b.constant(offset, np.float32))
 
 
-def pool_nodes(b: PortableBuilder, stored: StoredModel, hidden: str, inside: str, how: str) -> str:
+def pool_nodes(b: PortableBuilder, stored: StoredModel, hidden: str, inside: str, pooling: str) -> str:
     """Hidden states of each text to one vector."""
-    if how in ("cls", "pooler"):
+    if pooling in ("cls", "pooler"):
         first = b.node("Gather", hidden, b.constant(0, np.int64), axis=1)
-        if how == "cls":
+        if pooling == "cls":
             return first
         if "encoder.pooler.weight" not in stored.weights:
             raise AlbertkitError("this model has no pooler, so its vector cannot be exported with this pooling")
         b.prefix = "pooler."
         return b.node("Tanh", graphs.dense(b, stored.weights, "encoder.pooler", first))
     wide = b.node("Unsqueeze", inside, b.constant([2], np.int64))  # (texts, length, 1)
-    if how == "max":
+    if pooling == "max":
         masked = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), wide), b.constant(HIDDEN, np.float32))
         return b.node("ReduceMax", b.node("Add", hidden, masked), axes=[1], keepdims=0)
     axis = b.constant([1], np.int64)

@@ -72,8 +72,8 @@ def _stored(path: Path, view: TensorView, read: ReadElements) -> StoredTensor:
 
     def numbers() -> np.ndarray:
         if view.repeats():
-            found = f"a tensor of shape {list(view.shape)} has the strides {list(view.strides)}"
-            raise AlbertkitError(f"{path}: {found}, which repeat numbers. Save it after tensor.contiguous().")
+            problem = f"a tensor of shape {list(view.shape)} has the strides {list(view.strides)}"
+            raise AlbertkitError(f"{path}: {problem}, which repeat numbers. Save it after tensor.contiguous().")
         flat = read(start, start + span)
         steps = [stride * storage.dtype.itemsize for stride in view.strides]
         array = np.lib.stride_tricks.as_strided(flat, view.shape, steps) if span else flat.reshape(view.shape)
@@ -187,13 +187,13 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Any]:
         raise ValueError("its numbers are big-endian; save it on a little-endian machine")
     storages: dict[str, TensorStorage] = {}
     data, keys = run_pickle(pickles, storages), run_pickle(pickles)
-    at, places = pickles.tell(), {}
+    position, places = pickles.tell(), {}
     for key in keys:
         storage = storages[key]
-        file.seek(at)
+        file.seek(position)
         length = int.from_bytes(file.read(8), "little")
-        places[storage.key], at = at + 8, at + 8 + storage.length * storage.dtype.itemsize
-        if length != storage.length or at > file_size(file):
+        places[storage.key], position = position + 8, position + 8 + storage.length * storage.dtype.itemsize
+        if length != storage.length or position > file_size(file):
             raise ValueError(f"storage {storage.key!r} has {length} elements or is truncated, not {storage.length}")
 
     def make(view: TensorView) -> StoredTensor:

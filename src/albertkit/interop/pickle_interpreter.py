@@ -178,10 +178,10 @@ class _Interpreter:
         is_known = kind == "storage" and isinstance(dtype, np.dtype) and type(key) in (str, int) and not any(view)
         if not is_known or not _is_size(length):
             raise ValueError("a storage is described in an unknown way; save the file with a newer PyTorch")
-        found = TensorStorage(dtype, str(key), length)
-        if self.storages.setdefault(found.key, found) != found:
-            raise ValueError(f"storage {found.key!r} has two types or sizes")
-        return found
+        storage = TensorStorage(dtype, str(key), length)
+        if self.storages.setdefault(storage.key, storage) != storage:
+            raise ValueError(f"storage {storage.key!r} has two types or sizes")
+        return storage
 
 
 def _is_size(number: Any) -> bool:

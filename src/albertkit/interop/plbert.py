@@ -65,13 +65,13 @@ def _artifact(path: Path, tensors: Tensors, layers: int) -> Artifact:
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> Tensors:
     """Nested dicts (`{"net": {…}}`, `{"bert": {…}}`) to one level; only tensors are kept."""
-    out: Tensors = {}
+    flat: Tensors = {}
     for key, value in data.items():
         if isinstance(value, dict):
-            out |= _flatten(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         elif isinstance(value, StoredTensor):
-            out[prefix + key] = value
-    return out
+            flat[prefix + key] = value
+    return flat
 
 
 def _shape(tensors: Tensors) -> dict[str, int]:
@@ -144,14 +144,14 @@ def _dense_layers(graph: GraphProto, biases: Collection[str]) -> Iterator[tuple[
 
 def _check_graph(data: bytes) -> None:
     """Bound what a graph has beside numbers: each of its messages takes much more memory than its bytes."""
-    count, others = 0, 0
+    count, payload_bytes = 0, 0
     for tag, _, graph in protobuf_fields(memoryview(data)):
         for part_tag, _, part in protobuf_fields(graph) if tag == GRAPH else [(tag, 0, graph)]:
             is_tensor = tag == GRAPH and part_tag == INITIALIZER
             for field_tag, _, field in protobuf_fields(part) if is_tensor else [(part_tag, 0, part)]:
                 count += 1
-                others += 0 if is_tensor and field_tag in NUMBERS else len(field)
-                if count > MAX_GRAPH_FIELDS or others > MAX_GRAPH_BYTES:
+                payload_bytes += 0 if is_tensor and field_tag in NUMBERS else len(field)
+                if count > MAX_GRAPH_FIELDS or payload_bytes > MAX_GRAPH_BYTES:
                     limits = f"{MAX_GRAPH_FIELDS:,} parts or {MAX_GRAPH_BYTES:,} bytes"
                     raise ValueError(f"its graph has over {limits} beside the numbers of its tensors")
 

@@ -44,13 +44,13 @@ def _list_modules(folder: Path) -> list[tuple[str, Path]]:
         raise AlbertkitError(f"{folder / MODULES} is not valid JSON; copy it again") from None
     if not isinstance(listed, list) or not all(isinstance(m, dict) for m in listed):
         raise AlbertkitError(f"{folder / MODULES} must be a list of modules; copy it again")
-    out = []
+    modules = []
     for module in listed:
         path = str(module.get("path", ""))
         if Path(path).name != path or path.startswith("."):
             raise AlbertkitError(f"{folder / MODULES} names the folder {path!r}; only plain names are allowed")
-        out.append((str(module.get("type", "")).split(".")[-1], folder / path if path else folder))
-    return out
+        modules.append((str(module.get("type", "")).split(".")[-1], folder / path if path else folder))
+    return modules
 
 
 def read_modules(folder: Path) -> tuple[Path, str, bool]:
@@ -68,9 +68,9 @@ def read_modules(folder: Path) -> tuple[Path, str, bool]:
 def read_folder(folder: Path) -> Artifact:
     encoder, pooling, normalize = read_modules(folder)
     artifact = huggingface.read_folder(encoder)
-    made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
+    history = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
     meta = ArtifactMetadata(
-        task="embed", pooling=pooling, normalize=normalize, prompts=read_prompts(folder), history=made
+        task="embed", pooling=pooling, normalize=normalize, prompts=read_prompts(folder), history=history
     )
     config, weights = artifact.config, artifact.weights
     limit = folder / "sentence_bert_config.json"
@@ -105,8 +105,8 @@ def _pooling(settings: dict[str, Any], folder: Path) -> str:
         return str(settings["pooling_mode"])
     enabled = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
     if len(enabled) != 1 or enabled[0] not in POOLINGS:
-        found = settings.get("pooling_mode") or ", ".join(enabled) or "none"
-        raise AlbertkitError(f"{folder} uses the pooling {found}; albertkit supports mean, cls and max")
+        pooling = settings.get("pooling_mode") or ", ".join(enabled) or "none"
+        raise AlbertkitError(f"{folder} uses the pooling {pooling}; albertkit supports mean, cls and max")
     return POOLINGS[enabled[0]]
 
 

@@ -169,8 +169,8 @@ def runtime_files(folder: Path | str | None = None) -> list[Path]:
     """The files of onnxruntime-web that a page needs, of the pinned version."""
     pinned = read_json(WEB / "onnxruntime-web.json")
     version = pinned["version"]
-    chosen = folder or os.environ.get(RUNTIME_VARIABLE)
-    places = [Path(chosen)] if chosen else [Path("node_modules", "onnxruntime-web"), CLONE_FOLDER]
+    path = folder or os.environ.get(RUNTIME_VARIABLE)
+    places = [Path(path)] if path else [Path("node_modules", "onnxruntime-web"), CLONE_FOLDER]
     remedy = (
         f"Run  npm install onnxruntime-web@{version}  in the current folder, or pass the package with "
         "--onnxruntime-web FOLDER."
@@ -272,8 +272,8 @@ def model_json(stored: StoredModel, name: str) -> dict[str, Any]:
     calibration = meta.details.get("early_exit")
     exits, full = model_depths(stored), depth
     if calibration is not None:  # as `last_exit_depth` of `runtime/early_exit.py`
-        found = ExitCalibration.from_dict(calibration)
-        exits, full = found.exit_depths, found.depth
+        exit_calibration = ExitCalibration.from_dict(calibration)
+        exits, full = exit_calibration.exit_depths, exit_calibration.depth
     return {
         "format": FORMAT,
         "albertkit": __version__,
@@ -368,9 +368,9 @@ def package_json(name: str, stored: StoredModel) -> dict[str, Any]:
 def write_service_worker(folder: Path) -> None:
     """Write the files of this export and their version into the service worker, so that a new export replaces them."""
     path = folder / "service-worker.js"
-    kept = [file for file in list_files(folder) if file != path and is_served(file)]
-    names = [file.relative_to(folder).as_posix() for file in kept if file.name not in DEMO_FILES]
-    hashes = "".join(f"{file.relative_to(folder).as_posix()} {digest(file)}\n" for file in kept)
+    served = [file for file in list_files(folder) if file != path and is_served(file)]
+    names = [file.relative_to(folder).as_posix() for file in served if file.name not in DEMO_FILES]
+    hashes = "".join(f"{file.relative_to(folder).as_posix()} {digest(file)}\n" for file in served)
     version = hashlib.sha256(hashes.encode()).hexdigest()[:16]
     text = path.read_text(encoding="utf-8").replace("VERSION_OF_THIS_EXPORT", version)
     path.write_text(text.replace('["FILES_OF_THIS_EXPORT"]', json.dumps(names)), encoding="utf-8")

@@ -25,7 +25,7 @@ from albertkit.interop.character_tables import (
     sigma_context,
 )
 from albertkit.tokenizer import Tokenizer
-from albertkit.tokenizer.normalizer import LETTER_RUN, SPACE, Charsmap, Normalizer
+from albertkit.tokenizer.normalizer import LETTER_RUN, SPACE, Charsmap
 from albertkit.tokenizer.unigram import Unigram
 from albertkit.tokenizer.vocabulary import Vocabulary
 
@@ -76,28 +76,25 @@ def _unigram_rules(vocabulary: Vocabulary) -> dict[str, Any]:
     contextual = {c for c, new in prepared.items() if not special.isdisjoint(new)}
     if vocabulary.lower:
         prepared = {c: _lower(new) for c, new in prepared.items()}
+    accents = [c for c in prepared.keys() - contextual if unicodedata.combining(c)]
     rules = {
         "spaces": "".join(c for c in prepared if c.isspace()),
         **encode_table({c: new for c, new in prepared.items() if new != c}),
         "contextual": encode_ranges(contextual),
-        "marks": encode_ranges(c for c in prepared.keys() - contextual if _is_removed_accent(normalize, c)),
+        "marks": encode_ranges(c for c in accents if not normalize(c)[0]),
         "scores": _scores(vocabulary.scores),
         "splits": [[i, *parts] for i, parts in model.digit_comma_splits.items()],
     }
     if vocabulary.lower:
         rules["sigma"] = dict(zip(("cased", "ignorable"), map(encode_ranges, sigma_context()), strict=True))
-    if vocabulary.split_scripts:
-        rules["scripts"] = _script_rules()
+    if vocabulary.split_scripts:  # letters that are words of their own and keep a "▁" before them
+        rules["scripts"] = {"letters": encode_ranges(c for c in assigned_characters() if LETTER_RUN.match(c))}
     return rules | _charsmap_rules(normalize.table, {x for new in prepared.values() for x in new})
 
 
 def _lower(text: str) -> str:
     """Lower case, but for Σ: its lower case depends on its neighbours."""
     return "".join(c if c == "Σ" else c.lower() for c in text)
-
-
-def _is_removed_accent(normalize: Normalizer, c: str) -> bool:
-    return unicodedata.combining(c) != 0 and normalize(c)[0] == ""
 
 
 def _charsmap_rules(table: Charsmap | None, alphabet: set[str]) -> dict[str, Any]:
@@ -116,11 +113,6 @@ def _charsmap_rules(table: Charsmap | None, alphabet: set[str]) -> dict[str, Any
         "strings": [encode_strings(list(strings)), encode_strings(list(strings.values()))],
         "composesHangul": has_hangul,
     }
-
-
-def _script_rules() -> dict[str, Any]:
-    """The letters that are words of their own and keep a "▁" before them."""
-    return {"letters": encode_ranges(c for c in assigned_characters() if LETTER_RUN.match(c))}
 
 
 def _scores(scores: Sequence[float]) -> dict[str, Any]:

@@ -69,12 +69,12 @@ class AlbertModel(nn.Module):
         first_only: see `Encoder.forward`; for heads that read the pooler.
         """
         encoded = self.encoder(batch, depth=depth, keep_layers=keep_layers, first_only=first_only)
-        chosen = list(self.heads) if heads is None else list(heads)
-        for name in chosen:
+        names = list(self.heads) if heads is None else list(heads)
+        for name in names:
             if name not in self.heads:
                 raise AlbertkitError(f"this model has no head {name!r}. It has: {', '.join(self.heads) or 'none'}.")
         extra = inputs or {}
-        return ModelOutput(encoded, {name: self.heads[name](encoded, **extra.get(name, {})) for name in chosen})
+        return ModelOutput(encoded, {name: self.heads[name](encoded, **extra.get(name, {})) for name in names})
 
     @classmethod
     def from_artifact(

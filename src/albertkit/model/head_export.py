@@ -117,11 +117,11 @@ def compare_graph(name: str, module: nn.Module, graph: bytes, hidden_size: int, 
         hidden, mask = _random_batch(lengths, hidden_size)
         expected = _scores(name, module, hidden, mask, outputs)
         try:
-            found = session.scores(hidden.numpy(), np.array(lengths))
+            scores = session.scores(hidden.numpy(), np.array(lengths))
         except AlbertkitError as error:
             reason = str(error).removesuffix(head_graph.REMEDY)
             raise _refusal(module, f"its graph fails for {tuple(mask.shape)} tokens: {reason}") from None
-        if not _are_close(name, found, expected, lengths):
+        if not _are_close(name, scores, expected, lengths):
             raise _refusal(module, f"its ONNX graph computes other scores for {tuple(mask.shape)} tokens")
         for text, length in enumerate(lengths):
             alone = _scores(name, module, hidden[text : text + 1, :length], mask[text : text + 1, :length], outputs)
@@ -139,11 +139,11 @@ def _random_batch(lengths: tuple[int, ...], hidden_size: int) -> tuple[Tensor, T
 def _scores(name: str, module: nn.Module, hidden: Tensor, mask: Tensor, outputs: int | None) -> np.ndarray:
     try:
         with torch.no_grad():
-            found = module(hidden, mask)
+            scores = module(hidden, mask)
     except Exception as error:  # of any class: this is code of the user
         raise _refusal(module, f"its forward fails for {tuple(mask.shape)} tokens ({short_reason(error)})") from error
-    check_scores(name, module, found, mask, outputs)
-    return np.asarray(found.numpy(), np.float32)
+    check_scores(name, module, scores, mask, outputs)
+    return np.asarray(scores.numpy(), np.float32)
 
 
 def check_scores(name: str, module: nn.Module, scores: object, mask: Tensor, outputs: int | None = None) -> None:
@@ -159,9 +159,9 @@ def check_scores(name: str, module: nn.Module, scores: object, mask: Tensor, out
         )
 
 
-def _are_close(name: str, found: np.ndarray, expected: np.ndarray, lengths: tuple[int, ...]) -> bool:
+def _are_close(name: str, scores: np.ndarray, expected: np.ndarray, lengths: tuple[int, ...]) -> bool:
     """Whether scores are equal up to rounding, at the tokens of each text."""
-    pairs = zip(found, expected, lengths, strict=True)
+    pairs = zip(scores, expected, lengths, strict=True)
     rows = [(a[:n], b[:n]) if name in TOKEN_HEADS else (a, b) for a, b, n in pairs]
     largest = max(1.0, *(float(np.abs(b).max(initial=0)) for _, b in rows))
     return all(bool((np.abs(a - b) <= TOLERANCE * largest).all()) for a, b in rows)

@@ -279,15 +279,15 @@ class ConfigurableAttention(Attention):
         """
         w, (texts, heads, length, size) = self.window, value.shape
         count = -(-length // w)
-        rest = count * w - length
+        padding = count * w - length
         # The fused kernel has two axes before the last two. Without θ, texts and heads share one mask: join them. With
         # θ, texts share one mask: join heads and blocks.
         joined = (0, 1) if self.theta is None else (1, 2)
         band = [
-            torch.cat([x[:, :, None, :1].expand(-1, -1, count, -1, -1), cut_blocks(x, w, rest)], 3).flatten(*joined)
+            torch.cat([x[:, :, None, :1].expand(-1, -1, count, -1, -1), cut_blocks(x, w, padding)], 3).flatten(*joined)
             for x in (key, value)
         ]  # (texts, heads, blocks, 1 + 3w, size), two of them joined
-        queries = F.pad(query, (0, 0, 0, rest)).unflatten(2, (count, w)).flatten(*joined)
+        queries = F.pad(query, (0, 0, 0, padding)).unflatten(2, (count, w)).flatten(*joined)
         device = key.device
         row, column, block = (torch.arange(n, device=device) for n in (w, 3 * w, count))
         distance = column - w - row[:, None]  # (w, 3w)
@@ -295,7 +295,7 @@ class ConfigurableAttention(Attention):
         in_window = (distance.abs() <= w) & ((position > 0) & (position < length))[:, None]  # (blocks, w, 3w)
         allowed = F.pad(in_window, (1, 0), value=True)[None, None]  # (1, 1, blocks, w, 1 + 3w)
         if inside is not None:
-            blocks = cut_blocks(inside.transpose(2, 3).to(torch.uint8), w, rest)
+            blocks = cut_blocks(inside.transpose(2, 3).to(torch.uint8), w, padding)
             not_padding = blocks[..., 0].bool()  # (texts, 1, blocks, 3w)
             allowed = (allowed & F.pad(not_padding, (1, 0), value=True)[:, :, :, None]).expand(-1, heads, -1, -1, -1)
         mask = allowed
@@ -323,6 +323,6 @@ class ConfigurableAttention(Attention):
         return torch.cat([first, band], 3)
 
 
-def cut_blocks(x: Tensor, w: int, rest: int) -> Tensor:
+def cut_blocks(x: Tensor, w: int, padding: int) -> Tensor:
     """(texts, heads, length, size) → (texts, heads, blocks, 3w, size): blocks with their neighbours, zeros outside."""
-    return F.pad(x, (0, 0, w, w + rest)).unfold(2, 3 * w, w).transpose(3, 4)
+    return F.pad(x, (0, 0, w, w + padding)).unfold(2, 3 * w, w).transpose(3, 4)

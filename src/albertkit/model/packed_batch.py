@@ -115,9 +115,9 @@ class Batch:
         positions = torch.arange(length, device=ids.device).expand(texts, length)
         if mask is None:
             return cls(ids.reshape(-1), segments.reshape(-1), positions.reshape(-1), ((texts, length),))
-        kept = mask != 0  # (texts, length)
-        lengths = tuple(int(n) for n in kept.sum(1).tolist())
-        return cls(ids[kept], segments[kept], positions[kept], length_runs(lengths))
+        inside = mask != 0  # (texts, length)
+        lengths = tuple(int(n) for n in inside.sum(1).tolist())
+        return cls(ids[inside], segments[inside], positions[inside], length_runs(lengths))
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """(tokens, …) → (texts, longest, …), right-padded with `fill`."""

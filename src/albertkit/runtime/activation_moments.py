@@ -63,23 +63,23 @@ def token_moments(
     sums: dict[tuple[str, int], np.ndarray | float] = {}
     counts: dict[tuple[str, int], int] = {}
     for use in record_inputs(config, weights, ids, progress):
-        for at, values in enumerate(use.inputs):
-            key = use.reader(at), at
+        for number, values in enumerate(use.inputs):
+            key = use.reader(number), number
             counts[key] = counts.get(key, 0) + len(values)
             sums[key] = sums.get(key, 0.0) + values.T @ values
-    found = {
-        f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
-        for (prefix, at), count in counts.items()
+    moments = {
+        f"{prefix}.{part}.weight": (np.asarray(sums[prefix, number]) / max(1, count)).astype(np.float32)
+        for (prefix, number), count in counts.items()
         for part, read in MATRIX_INPUTS.items()
-        if read == at and f"{prefix}.{part}.weight" in weights
+        if read == number and f"{prefix}.{part}.weight" in weights
     }
     if config.options.output_rank:  # the recorded input is that of the first of two matrices
-        for prefix in {prefix for prefix, at in counts if at == MATRIX_INPUTS["attention.output"]}:
-            context = found[f"{prefix}.attention.output.weight"]
+        for prefix in {prefix for prefix, number in counts if number == MATRIX_INPUTS["attention.output"]}:
+            context = moments[f"{prefix}.attention.output.weight"]
             down = as_float(weights[f"{prefix}.attention.output_down.weight"])
-            found[f"{prefix}.attention.output_down.weight"] = context
-            found[f"{prefix}.attention.output.weight"] = down @ context @ down.T
-    return found
+            moments[f"{prefix}.attention.output_down.weight"] = context
+            moments[f"{prefix}.attention.output.weight"] = down @ context @ down.T
+    return moments
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class LayerInputs:
     inputs: tuple[np.ndarray, ...]
     """Inputs of its products by the numbers in `MATRIX_INPUTS`, each (tokens, width); the same tokens in all."""
 
-    def reader(self, at: int) -> str:
-        """What the names of the matrices begin with that read input number `at`."""
-        return self.ffn_prefix if at >= MATRIX_INPUTS["ffn.up"] else self.prefix
+    def reader(self, number: int) -> str:
+        """What the names of the matrices begin with that read input number `number`."""
+        return self.ffn_prefix if number >= MATRIX_INPUTS["ffn.up"] else self.prefix
 
 
 def record_inputs(
@@ -127,8 +127,8 @@ def record_inputs(
             ffn_prefix = ffn_prefixes(prefix, config.ffn_count(group))[ffn]
             feed = graphs.layer_feed(config, layer, hidden, batch.lengths)
             result, *inputs = recorders[group, inner, ffn].run(None, feed)
-            chosen = inside & (generator.random(inside.shape) < share)
-            yield LayerInputs(prefix, ffn_prefix, tuple(values[chosen] for values in inputs))
+            is_sampled = inside & (generator.random(inside.shape) < share)
+            yield LayerInputs(prefix, ffn_prefix, tuple(values[is_sampled] for values in inputs))
             hidden = result
 
 
@@ -144,11 +144,11 @@ def calibration_tokens(
     if isinstance(texts, str):
         raise AlbertkitError(f"the calibration texts are one text, {texts!r:.40}. Pass a list of texts.")
     checked = (text for chunk in text_chunks(texts) for text in chunk)
-    chosen = list(islice((text for text in checked if text.strip()), 512))
-    if not chosen:
+    sample = list(islice((text for text in checked if text.strip()), 512))
+    if not sample:
         raise AlbertkitError("there are no calibration texts. Pass a few hundred texts similar to those in use.")
     limit = min(128, artifact.config.max_position_embeddings)
-    return [e.ids for e in tokenizer.encode_batch(chosen, max_length=limit)]
+    return [e.ids for e in tokenizer.encode_batch(sample, max_length=limit)]
 
 
 def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[int]]:
@@ -191,8 +191,8 @@ def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int
     """
     if tokenizer is None or not reads_english(tokenizer):
         return random_tokens(config, texts, seed)
-    made = everyday_sentences(texts * SENTENCES_EACH, seed)
-    sentences = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
+    generated = everyday_sentences(texts * SENTENCES_EACH, seed)
+    sentences = [" ".join(islice(generated, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
     return [e.ids for e in tokenizer.encode_batch(sentences, max_length=min(128, config.max_position_embeddings))]
 
 

@@ -63,10 +63,10 @@ def compared_texts(tokenizer: Tokenizer | None, texts: Sequence[str] | None = No
     if tokenizer is None:
         return None
     if texts is not None:
-        kept = [text for text in texts if text.strip()][:COMPARED]
-        if not kept:
+        sample = [text for text in texts if text.strip()][:COMPARED]
+        if not sample:
             raise AlbertkitError("there are no texts to compare the models on. Pass a file with some typical texts.")
-        return ComparedTexts(kept, "texts")
+        return ComparedTexts(sample, "texts")
     sentences: dict[str, list[str]] = read_json(SENTENCES)
     languages = ["English", "Chinese"] if reads_english(tokenizer) else ["Chinese", "English"]
     for language in languages:

@@ -69,25 +69,25 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
     if stored.config.options.static:
         raise AlbertkitError(f"{folder} is a static model and has no layers. Pass another model.")
     full = depth_to_compare(stored.config, stored.metadata)
-    opened = RuntimeModel(stored, depth=full, source=folder)
-    chosen = sorted(set(exit_depths)) if exit_depths else [d for d in available_exit_depths(opened) if d < full]
-    if not chosen:
+    runtime = RuntimeModel(stored, depth=full, source=folder)
+    depths = sorted(set(exit_depths)) if exit_depths else [d for d in available_exit_depths(runtime) if d < full]
+    if not depths:
         raise AlbertkitError(
             f"{folder} applies {full} layers and was trained for no smaller depth, so texts cannot exit early. "
             "Pass exit_depths to try others, or distil a model with --depths."
         )
-    if not 1 <= chosen[0] <= chosen[-1] < full:
+    if not 1 <= depths[0] <= depths[-1] < full:
         raise AlbertkitError(f"exit_depths={exit_depths} is not available. Pass depths from 1 to {full - 1}.")
-    measure = calibrate_task if opened.metadata.task in TASKS else calibrate_vectors
-    found = measure(opened, examples, chosen)
-    if found is None:
+    measure = calibrate_task if runtime.metadata.task in TASKS else calibrate_vectors
+    calibration = measure(runtime, examples, depths)
+    if calibration is None:
         raise AlbertkitError(
             f"{len(examples)} texts are too few to calibrate. Pass {MIN_TEXTS} or more (about 400 for 99 %)."
         )
     metadata, files = read_metadata(folder)
-    details = {**metadata.details, "early_exit": found.to_dict()}
+    details = {**metadata.details, "early_exit": calibration.to_dict()}
     write_metadata(folder, dataclasses.replace(metadata, details=details), files)
-    return found
+    return calibration
 
 
 def depth_to_compare(config: AlbertConfig, metadata: ArtifactMetadata) -> int:
@@ -117,8 +117,8 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
     if len(texts) < MIN_TEXTS:
         return None
     depths, read = [*exit_depths, model.depth], pooled_reader(model, options.pooling)
-    found = read_depths(model, windows.ids, None, depths, read)
-    vectors = {depth: list(combine_windows(np.stack(rows), windows, options)) for depth, rows in found.items()}
+    pooled = read_depths(model, windows.ids, None, depths, read)
+    vectors = {depth: list(combine_windows(np.stack(rows), windows, options)) for depth, rows in pooled.items()}
     confidence = VectorConvergence([[index] for index in range(len(texts))], [1] * len(texts))
     agrees = [vectors_agree(vectors[depth], vectors[model.depth]) for depth in exit_depths]
     return fit_to_outputs(confidence, vectors, agrees, SAME_VECTOR)
@@ -138,16 +138,16 @@ def calibrate_scores(
     if len(units) < MIN_TEXTS or not exit_depths:
         return None
     if task.computes_vectors:
-        agrees, about = [vectors_agree(scores[depth], scores[full]) for depth in exit_depths], SAME_VECTOR
+        agrees, criterion = [vectors_agree(scores[depth], scores[full]) for depth in exit_depths], SAME_VECTOR
     elif not task.has_independent_results:  # each turn of a dialogue is compared separately
         turns = {depth: confidence.predictions(units, rows) for depth, rows in scores.items()}
         agrees = [np.array([a == b for a, b in zip(turns[d], turns[full], strict=True)]) for d in exit_depths]
-        about = "the prediction for the turn is the same"
+        criterion = "the prediction for the turn is the same"
     else:
-        found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
-        agrees = [results_agree(task, found[depth], found[full]) for depth in exit_depths]
-        about = "the value is nearly the same" if confidence.compares_depths else "the result is the same"
-    return fit_to_outputs(confidence, scores, agrees, about)
+        results_by_depth = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
+        agrees = [results_agree(task, results_by_depth[depth], results_by_depth[full]) for depth in exit_depths]
+        criterion = "the value is nearly the same" if confidence.compares_depths else "the result is the same"
+    return fit_to_outputs(confidence, scores, agrees, criterion)
 
 
 def vectors_agree(vectors: Sequence[np.ndarray], full: Sequence[np.ndarray]) -> np.ndarray:
@@ -159,7 +159,7 @@ def vectors_agree(vectors: Sequence[np.ndarray], full: Sequence[np.ndarray]) -> 
 
 
 def fit_to_outputs(
-    confidence: Confidence, outputs: Mapping[int, Sequence[Any]], agrees: list[np.ndarray], about: str
+    confidence: Confidence, outputs: Mapping[int, Sequence[Any]], agrees: list[np.ndarray], criterion: str
 ) -> ExitCalibration | None:
     """From the outputs at every depth and, for each exit depth, whether each text agrees with the full depth."""
     *exit_depths, full = sorted(outputs)
@@ -168,11 +168,11 @@ def fit_to_outputs(
     for depth in exit_depths:
         uncertainty.append(confidence.uncertainty(units, outputs[depth], before))
         before = outputs[depth]
-    return fit_calibration(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
+    return fit_calibration(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, criterion)
 
 
 def fit_calibration(
-    uncertainty: np.ndarray, agrees: np.ndarray, exit_depths: Sequence[int], depth: int, about: str = ""
+    uncertainty: np.ndarray, agrees: np.ndarray, exit_depths: Sequence[int], depth: int, criterion: str = ""
 ) -> ExitCalibration | None:
     """From uncertainty (texts, exit depths) and whether each agrees with the full depth; None for too few texts.
 
@@ -190,14 +190,14 @@ def fit_calibration(
     lines = tuple(fit_line(uncertainty[fitting, i], agrees[fitting, i]) for i in range(len(exit_depths)))
     depths = np.array([*exit_depths, depth])
     always = np.ones((len(testing), 1), bool)
-    tested, right = uncertainty[testing], np.concatenate([agrees[testing], always], 1)
+    tested, agrees_at = uncertainty[testing], np.concatenate([agrees[testing], always], 1)
     risks = []
     for risk in RISKS:
         exits = np.concatenate([tested <= np.array(risk_limits(lines, risk)), always], 1)
-        at = exits.argmax(1)
-        agreeing = int(right[np.arange(len(testing)), at].sum())
-        risks.append((risk, lower_bound(agreeing, len(testing)), float(depths[at].mean())))
-    return ExitCalibration(depth, tuple(exit_depths), lines, tuple(risks), len(testing), about)
+        exit_index = exits.argmax(1)
+        agreeing = int(agrees_at[np.arange(len(testing)), exit_index].sum())
+        risks.append((risk, lower_bound(agreeing, len(testing)), float(depths[exit_index].mean())))
+    return ExitCalibration(depth, tuple(exit_depths), lines, tuple(risks), len(testing), criterion)
 
 
 def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | None:
@@ -207,29 +207,29 @@ def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float]
     if not np.isfinite(uncertainty).all():
         return None
     table = np.stack([np.ones(len(uncertainty)), np.log(uncertainty + SMALL)], 1)
-    wrong, found, ridge = 1.0 - agrees, np.zeros(2), np.array([0.1, 0.1])
+    disagrees, coefficients, ridge = 1.0 - agrees, np.zeros(2), np.array([0.1, 0.1])
     for _ in range(50):
-        probabilities = 1 / (1 + np.exp(-np.clip(table @ found, -30, 30)))
-        gradient = table.T @ (probabilities - wrong) + ridge * found
+        probabilities = 1 / (1 + np.exp(-np.clip(table @ coefficients, -30, 30)))
+        gradient = table.T @ (probabilities - disagrees) + ridge * coefficients
         curvature = (table * (probabilities * (1 - probabilities))[:, None]).T @ table + np.diag(ridge)
         step = np.linalg.solve(curvature, gradient)
         step *= min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
-        found = found - step
+        coefficients = coefficients - step
         if np.abs(step).max() < 1e-6:
             break
-    return float(found[0]), float(found[1])
+    return float(coefficients[0]), float(coefficients[1])
 
 
-def lower_bound(right: int, count: int) -> float:
-    """Clopper and Pearson's lower bound of a share, given `right` successes out of `count`.
+def lower_bound(successes: int, count: int) -> float:
+    """Clopper and Pearson's lower bound of a share, given `successes` out of `count`.
 
     >>> round(lower_bound(299, 299), 4), round(lower_bound(290, 300), 4)
     (0.99, 0.9441)
     """
-    if right <= 0:
+    if successes <= 0:
         return 0.0
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
-    misses = np.arange(count - right + 1)
+    misses = np.arange(count - successes + 1)
     combinations = logs[count] - logs[misses] - logs[count - misses]
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -109,21 +109,21 @@ class ExitCalibration:
         """The highest probability of disagreement with which a text may exit, for a share of agreement; None if no rule
         guarantees it.
         """
-        kept = list(takewhile(lambda row: row[1] >= share, self.risks))
-        return kept[-1][0] if kept else None
+        rules = list(takewhile(lambda row: row[1] >= share, self.risks))
+        return rules[-1][0] if rules else None
 
     def limits(self, share: float) -> tuple[float, ...]:
         """The highest uncertainty with which a text may exit at each depth; below 0 if none may exit."""
         risk = self.risk(share)
         if risk is not None:
             return risk_limits(self.lines, risk)
-        most = self.risks[0][1] if self.risks else 0.0
+        bound = self.risks[0][1] if self.risks else 0.0
         testing = math.ceil(math.log(1 - CONFIDENCE) / math.log(share)) + 1
         reason = "some of these disagree under the most conservative rule"
         if testing > self.texts:
             reason = f"at least {math.ceil(testing * FIT_SHARE / (FIT_SHARE - 1)):,}"
         raise AlbertkitError(
-            f"early_exit={share:g} is not available: the {self.texts} held-out texts guarantee at most {most:.4f}. "
+            f"early_exit={share:g} is not available: the {self.texts} held-out texts guarantee at most {bound:.4f}. "
             f"Pass a smaller share, or run  albertkit calibrate MODEL DEV  with more texts ({reason})."
         )
 
@@ -207,10 +207,10 @@ def agreement_rule(calibration: ExitCalibration, share: float, compares_depths: 
 
 def parse_early_exit(early_exit: EarlyExit) -> tuple[str, float]:
     """`0.99`, `"99%"`, `"entropy:0.1"`, `"cosine:0.99"`, `"change:0.05"` as a name and a number."""
-    name, colon, rest = str(early_exit).strip().lower().rpartition(":")
+    name, colon, number = str(early_exit).strip().lower().rpartition(":")
     name = name if colon else "agreement"
     try:
-        value = float(rest.removesuffix("%")) / (100 if rest.endswith("%") else 1)
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
         value = math.nan
     is_known = name in ("agreement", "entropy", "cosine", "change")
@@ -291,7 +291,7 @@ class EarlyExitRunner:
         indices = [index for unit in units for index in self.confidence.units[unit]]
         batches: list[HiddenBatch] = []
         for group in group_by_length([len(ids[index]) for index in indices], self.model.token_budget):
-            batch = pad_batch(ids, segments, [indices[at] for at in group])
+            batch = pad_batch(ids, segments, [indices[i] for i in group])
             batches.append(HiddenBatch(self.model.engine.run(batch, 0), batch.lengths, batch.order))
         before: list[Any] | None = None
         for depth, limit in zip(self.rule.exit_depths, self.rule.limits, strict=True):
@@ -321,28 +321,29 @@ class EarlyExitRunner:
 
 def rebatch(batches: list[HiddenBatch], exited: set[int], token_budget: int) -> list[HiddenBatch]:
     """Batches without the exited features: complete batches stay, and the remaining texts of others are merged."""
-    kept = [np.array([index not in exited for index in batch.order.tolist()]) for batch in batches]
-    whole = [batch for batch, stays in zip(batches, kept, strict=True) if stays.all()]
-    rest = [
-        (batch.hidden[at, : batch.lengths[at]], batch.order[at])
-        for batch, stays in zip(batches, kept, strict=True)
-        if not stays.all()
-        for at in np.flatnonzero(stays)
-    ]
-    for group in group_by_length([len(hidden) for hidden, _ in rest], token_budget):
-        lengths = np.array([len(rest[at][0]) for at in group], np.int32)
-        table = np.zeros((len(group), int(lengths[0]), rest[group[0]][0].shape[1]), np.float32)
-        for row, at in enumerate(group):
-            table[row, : lengths[row]] = rest[at][0]
-        whole.append(HiddenBatch(table, lengths, np.array([rest[at][1] for at in group])))
-    return whole
+    result: list[HiddenBatch] = []
+    texts: list[tuple[np.ndarray, int]] = []  # of incomplete batches: hidden states (length, H), index of the feature
+    for batch in batches:
+        stays = np.array([index not in exited for index in batch.order.tolist()])
+        if stays.all():
+            result.append(batch)
+        else:
+            texts += [(batch.hidden[i, : batch.lengths[i]], batch.order[i]) for i in np.flatnonzero(stays)]
+    for group in group_by_length([len(hidden) for hidden, _ in texts], token_budget):
+        hidden, order = zip(*(texts[i] for i in group), strict=True)
+        lengths = np.array([len(states) for states in hidden], np.int32)
+        table = np.zeros((len(group), int(lengths[0]), hidden[0].shape[1]), np.float32)
+        for row, states in enumerate(hidden):
+            table[row, : len(states)] = states
+        result.append(HiddenBatch(table, lengths, np.array(order)))
+    return result
 
 
 def read_depths(
     model: RuntimeModel, ids: TokenIds, segments: TokenIds | None, depths: Sequence[int], read: ReadOutputs
 ) -> dict[int, list[Any]]:
     """The outputs of every feature at each of some depths, for calibration and explanations."""
-    found: dict[int, list[Any]] = {depth: [None] * len(ids) for depth in depths}
+    by_depth: dict[int, list[Any]] = {depth: [None] * len(ids) for depth in depths}
     for group in group_by_length([len(row) for row in ids], model.token_budget):
         batch = pad_batch(ids, segments, group)
         hidden, applied = model.engine.run(batch, 0), 0
@@ -350,6 +351,6 @@ def read_depths(
             hidden, applied = model.engine.apply_layers(hidden, batch.lengths, applied, depth), depth
             result = model.engine.read_out(hidden, batch.lengths, depth)
             for index, output in zip(batch.order, read(result, batch.lengths), strict=True):
-                found[depth][index] = output
-    check_finite("outputs", (output for outputs in found.values() for output in outputs))
-    return found
+                by_depth[depth][index] = output
+    check_finite("outputs", (output for outputs in by_depth.values() for output in outputs))
+    return by_depth

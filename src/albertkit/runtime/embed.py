@@ -174,10 +174,10 @@ def embed_texts(
     start, reported = 0, InputProblems()
     sizes = () if model.packed_outputs is None else (DEVICE_CHUNK_TEXTS, DEVICE_CHUNK_TEXTS)
     for chunk in text_chunks(texts, *sizes):
-        with collect_problems() as found:
+        with collect_problems() as problems:
             windows = split_texts(model, chunk, options, start)
-        report_problems(found[0], reported)
-        reported += found[0]
+        report_problems(problems[0], reported)
+        reported += problems[0]
         if rule is None:
             yield from embed_windows(model, windows, options)
         else:
@@ -230,13 +230,13 @@ def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOp
     """The vector of each text (texts, dim) from those of its windows (windows, H)."""
     if len(windows.counts) < len(vectors):
         lengths = windows.lengths
-        vectors = np.stack([window_mean(vectors, lengths, own, options.pooling) for own in windows.by_text])
+        vectors = np.stack([window_mean(vectors, lengths, indices, options.pooling) for indices in windows.by_text])
     if options.shared is not None:
         vectors = options.shared.apply(unit_length(vectors))
     cut = vectors[:, : options.dim]
-    found = unit_length(cut) if options.normalize else cut
-    check_finite("vectors", found)
-    return convert_vectors(found, options.dtype)
+    result = unit_length(cut) if options.normalize else cut
+    check_finite("vectors", result)
+    return convert_vectors(result, options.dtype)
 
 
 def window_mean(
@@ -245,11 +245,11 @@ def window_mean(
     """One vector (H,) for some windows: their mean weighted by tokens; their maximum where pooling is max."""
     if len(windows) == 1:
         return vectors[windows[0]]
-    own = np.stack([vectors[window] for window in windows])
+    rows = np.stack([vectors[window] for window in windows])
     if pooling == "max":
-        return np.asarray(own.max(axis=0))
+        return np.asarray(rows.max(axis=0))
     weights = np.array([lengths[window] for window in windows], np.float32)
-    return np.asarray((own * (weights / weights.sum())[:, None]).sum(axis=0))
+    return np.asarray((rows * (weights / weights.sum())[:, None]).sum(axis=0))
 
 
 def unit_length(vectors: np.ndarray) -> np.ndarray:
@@ -282,12 +282,12 @@ def token_vectors_iter(
     model: RuntimeModel, texts: str | Iterable[str], depth: Depth | None = None, layer: int | None = None
 ) -> Iterator[TokenVectors]:
     """`token_vectors` in bounded memory for any number of texts."""
-    reported, rest = InputProblems(), iter([texts] if isinstance(texts, str) else texts)
-    while group := list(islice(rest, TOKEN_VECTOR_TEXTS)):
-        with collect_problems() as found:
+    reported, remaining = InputProblems(), iter([texts] if isinstance(texts, str) else texts)
+    while group := list(islice(remaining, TOKEN_VECTOR_TEXTS)):
+        with collect_problems() as problems:
             results = token_vectors(model, group, depth, layer)
-        report_problems(found[0], reported)
-        reported += found[0]
+        report_problems(problems[0], reported)
+        reported += problems[0]
         yield from results
 
 
@@ -314,15 +314,15 @@ def text_chunks(
         raise AlbertkitError(
             f"texts is {type_with_article(texts)}. Pass a text, or several in a list, a generator or a column."
         )
-    characters, chunk, most = 0, list[str](), first
+    characters, chunk, chunk_size = 0, list[str](), first
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise AlbertkitError(f"text {index} is {_describe(text)}; every text must be a str. Remove or replace it.")
         chunk.append(text)
         characters += len(text)
-        if len(chunk) >= most or characters >= CHUNK_CHARACTERS:
+        if len(chunk) >= chunk_size or characters >= CHUNK_CHARACTERS:
             yield chunk
-            characters, chunk, most = 0, [], min(2 * most, largest)
+            characters, chunk, chunk_size = 0, [], min(2 * chunk_size, largest)
     if chunk:
         yield chunk
 
@@ -336,10 +336,10 @@ def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions
     """Texts with their prompt as windows of token ids; `start` is the index of the first text in the input, for
     errors.
     """
-    whole = [
+    shortened = [
         shorten(model, index, options.prompt + text, options.long_texts) for index, text in enumerate(texts, start)
     ]
-    ids = model.tokenizer.ids_batch(whole)
+    ids = model.tokenizer.ids_batch(shortened)
     report_problems(find_problems(model.tokenizer, texts, ids))
     return split_tokens(model, ids, options.long_texts, start)
 

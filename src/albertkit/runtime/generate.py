@@ -100,8 +100,8 @@ def target_embedding(config: AlbertConfig, weights: graphs.Weights, max_level: i
     """
     position_name, segment_name = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
     table = as_float(weights[position_name])
-    both = {position_name: np.zeros_like(table), segment_name: table + as_float(weights[segment_name])[1]}
-    return graphs.embedding_graph(config, {**weights, **both}, max_level)
+    tables = {position_name: np.zeros_like(table), segment_name: table + as_float(weights[segment_name])[1]}
+    return graphs.embedding_graph(config, {**weights, **tables}, max_level)
 
 
 # Reading and stepping --------------------------------------------------------------------------------------------
@@ -120,28 +120,28 @@ class KeyValueCache:
     origin: np.ndarray  # (texts,) the number of the source
     generated: int = 0
 
-    def take(self, chosen: np.ndarray) -> None:
+    def take(self, rows: np.ndarray) -> None:
         """Select some of the texts, in this order, possibly with repetitions."""
-        if np.array_equal(chosen, np.arange(len(self.origin))):
+        if np.array_equal(rows, np.arange(len(self.origin))):
             return
-        if np.array_equal(self.origin[chosen], self.origin):  # beams of a source are permuted: its keys stay
+        if np.array_equal(self.origin[rows], self.origin):  # beams of a source are permuted: its keys stay
             for table in (*self.keys, *self.values):
-                table[:, self.source : self.past] = table[chosen, self.source : self.past]
+                table[:, self.source : self.past] = table[rows, self.source : self.past]
             return
-        self.keys = [table[chosen] for table in self.keys]
-        self.values = [table[chosen] for table in self.values]
-        self.lengths, self.origin = self.lengths[chosen], self.origin[chosen]
+        self.keys = [table[rows] for table in self.keys]
+        self.values = [table[rows] for table in self.values]
+        self.lengths, self.origin = self.lengths[rows], self.origin[rows]
 
     @property
     def past(self) -> int:
         """The number of cached positions."""
         return self.source + self.generated
 
-    def attention_bias(self, new: int) -> np.ndarray:
+    def attention_bias(self, new_tokens: int) -> np.ndarray:
         """Added to the attention scores of new tokens: excludes padding of sources, and later tokens."""
-        table = np.zeros((len(self.lengths), 1, new, self.past + new), np.float32)
+        table = np.zeros((len(self.lengths), 1, new_tokens, self.past + new_tokens), np.float32)
         table[:, :, :, : self.source] = padding_bias(self.lengths, self.source)
-        table[:, :, :, self.past :] = np.triu(np.full((new, new), EXCLUDED), 1)
+        table[:, :, :, self.past :] = np.triu(np.full((new_tokens, new_tokens), EXCLUDED), 1)
         return table
 
 
@@ -193,10 +193,10 @@ class TextGenerator:
         """Log-probabilities of the next token (texts, V), after the token `last` (texts,); None for the first."""
         masks = np.full(len(cache.lengths), self.mask, np.int64)
         ids = masks[:, None] if last is None else np.stack([last, masks], 1)
-        new = ids.shape[1]
-        positions = cache.lengths[:, None] + cache.generated + np.arange(new)
+        new_tokens = ids.shape[1]
+        positions = cache.lengths[:, None] + cache.generated + np.arange(new_tokens)
         (hidden,) = self._embedding.run(None, {"ids": ids, "segments": positions})
-        bias, past = cache.attention_bias(new), cache.past
+        bias, past = cache.attention_bias(new_tokens), cache.past
         for number, use in enumerate(self.layer_sessions(depth)):
             keys, values = cache.keys[number], cache.values[number]
             inputs = {"hidden": hidden, "keys": keys[:, :past], "values": values[:, :past], "bias": bias}
@@ -247,22 +247,22 @@ def expand_text(row: np.ndarray, text: Hypothesis, done: list[Hypothesis], end: 
 
 
 def expand_beams(
-    log_probabilities: np.ndarray, own: list[Hypothesis], done: list[Hypothesis], beams: int, end: int
+    log_probabilities: np.ndarray, hypotheses: list[Hypothesis], done: list[Hypothesis], beams: int, end: int
 ) -> tuple[list[Hypothesis], list[int]]:
     """The best continuations, and the text that each continues. Finished ones are moved to `done`, which is sorted."""
-    totals = log_probabilities + np.array([text.total for text in own])[:, None]  # (texts, V)
+    totals = log_probabilities + np.array([text.total for text in hypotheses])[:, None]  # (texts, V)
     flat = totals.ravel()
-    best = np.argpartition(-flat, min(2 * beams, len(flat) - 1))[: 2 * beams]
+    likeliest = np.argpartition(-flat, min(2 * beams, len(flat) - 1))[: 2 * beams]
     texts: list[Hypothesis] = []
     parents: list[int] = []
-    for index in best[np.argsort(-flat[best], kind="stable")].tolist():
+    for index in likeliest[np.argsort(-flat[likeliest], kind="stable")].tolist():
         parent, word = divmod(index, log_probabilities.shape[1])
         if not np.isfinite(flat[index]) or len(texts) == beams:
             break
         if word == end:
-            done.append(Hypothesis(own[parent].ids, float(flat[index]), True))
+            done.append(Hypothesis(hypotheses[parent].ids, float(flat[index]), True))
         else:
-            texts.append(Hypothesis([*own[parent].ids, word], float(flat[index])))
+            texts.append(Hypothesis([*hypotheses[parent].ids, word], float(flat[index])))
             parents.append(parent)
     done.sort(key=lambda text: -text.score)
     del done[beams:]
@@ -270,32 +270,32 @@ def expand_beams(
 
 
 def decode(
-    generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings
+    generator: TextGenerator, batch: TokenBatch, max_tokens: int, depth: int, settings: GenerateSettings
 ) -> list[Hypothesis]:
     """The best text for each source, by greedy decoding or beam search."""
-    cache = generator.read(batch, depth, most)
+    cache = generator.read(batch, depth, max_tokens)
     alive = [[Hypothesis([])] for _ in batch.order]
     done: list[list[Hypothesis]] = [[] for _ in batch.order]
-    going, last = list(range(len(alive))), None
-    for _ in range(most):
-        log_probabilities, start, chosen = generator.step(cache, last, depth), 0, list[int]()
-        exclude_repeats(log_probabilities, [text for i in going for text in alive[i]], settings.no_repeat)
-        for i in going:
-            own = alive[i]
-            table = log_probabilities[start : start + len(own)]
+    active, last = list(range(len(alive))), None
+    for _ in range(max_tokens):
+        log_probabilities, start, parent_rows = generator.step(cache, last, depth), 0, list[int]()
+        exclude_repeats(log_probabilities, [text for i in active for text in alive[i]], settings.no_repeat)
+        for i in active:
+            beams = alive[i]
+            table = log_probabilities[start : start + len(beams)]
             if settings.beams > 1:
-                alive[i], parents = expand_beams(table, own, done[i], settings.beams, generator.end)
+                alive[i], parents = expand_beams(table, beams, done[i], settings.beams, generator.end)
             else:
-                alive[i], parents = expand_text(table[0], own[0], done[i], generator.end), [0]
+                alive[i], parents = expand_text(table[0], beams[0], done[i], generator.end), [0]
             if len(done[i]) >= settings.beams and done[i][0].score >= max((t.score for t in alive[i]), default=-np.inf):
                 alive[i] = []
-            chosen += [start + parent for parent in parents[: len(alive[i])]]
-            start += len(own)
-        going = [i for i in going if alive[i]]
-        if not going:
+            parent_rows += [start + parent for parent in parents[: len(alive[i])]]
+            start += len(beams)
+        active = [i for i in active if alive[i]]
+        if not active:
             break
-        cache.take(np.array(chosen))
-        last = np.array([text.ids[-1] for i in going for text in alive[i]])
+        cache.take(np.array(parent_rows))
+        last = np.array([text.ids[-1] for i in active for text in alive[i]])
     return [max([*ended, *texts], key=lambda t: t.score) for ended, texts in zip(done, alive, strict=True)]
 
 
@@ -309,23 +309,23 @@ def generate(
     short = [shorten(model, index, text, "truncate") for index, text in enumerate(texts)]
     length = model.max_task_tokens
     sources = task.sources(short, model.tokenizer, length)
-    found = find_problems(model.tokenizer, short, sources)
+    problems = find_problems(model.tokenizer, short, sources)
     examples = [RewriteExample(text) for text in short]
-    cut, room = len(task.find_truncated(examples, (), model.tokenizer, length)), task.text_room(length)
-    report_problems(replace(found, truncated=cut, limit=room, longest=model.max_tokens - length + room))
+    truncated, room = len(task.find_truncated(examples, (), model.tokenizer, length)), task.text_room(length)
+    report_problems(replace(problems, truncated=truncated, limit=room, longest=model.max_tokens - length + room))
     report_untrained_depth(model, depth)
-    most = settings.max_tokens or task.target_length
+    max_tokens = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)
-    if most > model.max_tokens - longest:
+    if max_tokens > model.max_tokens - longest:
         raise AlbertkitError(
-            f"max_tokens={most} is too large: after a source of {longest} tokens, this model has "
+            f"max_tokens={max_tokens} is too large: after a source of {longest} tokens, this model has "
             f"{model.max_tokens - longest} positions left. Pass fewer."
         )
     results: dict[int, GeneratedText] = {}
     token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)
-    for indices in group_by_length([len(source) + most for source in sources], token_budget):
+    for indices in group_by_length([len(source) + max_tokens for source in sources], token_budget):
         batch = pad_batch(sources, None, indices)
-        made = decode(generator, batch, most, layers, settings)
-        for index, text in zip(batch.order.tolist(), made, strict=True):
+        outputs = decode(generator, batch, max_tokens, layers, settings)
+        for index, text in zip(batch.order.tolist(), outputs, strict=True):
             results[index] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
     return [results[index] for index in range(len(sources))]

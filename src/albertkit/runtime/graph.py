@@ -64,12 +64,12 @@ def layer_inputs(config: AlbertConfig, max_level: int) -> tuple[Builder, tuple[s
 
 def weight_choice(config: AlbertConfig, layer: int, inner: int, depth: int) -> dict[str, np.ndarray]:
     """The inputs of the graph of all layers that choose the weights of layer number `layer` (from 0) of `depth`."""
-    chosen = {}
+    inputs = {}
     if config.layer_groups * config.inner_group_num > 1:
-        chosen["layer"] = np.array(config.group_of(layer, depth) * config.inner_group_num + inner, np.int64)
+        inputs["layer"] = np.array(config.group_of(layer, depth) * config.inner_group_num + inner, np.int64)
     if config.options.ffn_groups:
-        chosen["ffn"] = np.array(config.ffn_of(layer, depth), np.int64)
-    return chosen
+        inputs["ffn"] = np.array(config.ffn_of(layer, depth), np.int64)
+    return inputs
 
 
 def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
@@ -130,9 +130,9 @@ class LayerBuilder:
 
         def block(number: int) -> tuple[tuple[str, ...], str]:
             outer, self.builder.prefix = self.builder.prefix, f"{self.builder.prefix}ffn{number}."
-            made = self.ffn_block(f"{self.prefix}.ffn_groups.{number}", hidden)
+            output = self.ffn_block(f"{self.prefix}.ffn_groups.{number}", hidden)
             self.builder.prefix = outer
-            return made
+            return output
 
         if isinstance(ffn, int):
             return block(ffn)
@@ -259,11 +259,11 @@ def norm_graph(config: AlbertConfig, weights: Weights) -> Graph:
 def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
     """A matrix whose rows are multiplied, head by head, by `matrix` (narrow, wide)."""
     plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
-    made = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
+    product = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
     if not isinstance(weight, QuantizedMatrix):
-        return made
-    small = quantize_rows(made)
-    return QuantizedMatrix(small.values, small.scale, weight.smooth)
+        return product
+    quantized = quantize_rows(product)
+    return QuantizedMatrix(quantized.values, quantized.scale, weight.smooth)
 
 
 def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str) -> str:
@@ -273,13 +273,13 @@ def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str
         reach = config.options.relative_reach
         low, high = b.constant(-reach, np.int64), b.constant(reach, np.int64)
         distance = b.node("Clip", b.node("Sub", row, column), low, high)
-        found = b.node("Gather", table, b.node("Add", distance, high), axis=1)  # (heads, length, length)
+        scores = b.node("Gather", table, b.node("Add", distance, high), axis=1)  # (heads, length, length)
     else:
         is_first = b.node("Cast", b.node("Equal", row, b.constant(0, np.int64)), to=1)
         ones = b.node("Cast", b.node("GreaterOrEqual", column, b.constant(0, np.int64)), to=1)  # (length, 1)
         by_head = b.node("Unsqueeze", table, b.constant([1, 2], np.int64))  # (heads, 1, 1)
-        found = b.node("Mul", b.node("Mul", by_head, is_first), ones)
-    return b.node("Unsqueeze", found, b.constant([0], np.int64))
+        scores = b.node("Mul", b.node("Mul", by_head, is_first), ones)
+    return b.node("Unsqueeze", scores, b.constant([0], np.int64))
 
 
 def outside_window(b: Builder, window: int, query: str) -> str:
@@ -288,8 +288,8 @@ def outside_window(b: Builder, window: int, query: str) -> str:
     is_far = b.node("Greater", b.node("Abs", b.node("Sub", row, column)), b.constant(window, np.int64))
     is_later = b.node("Greater", b.node("Min", row, column), b.constant(0, np.int64))  # neither is the first token
     outside = b.node("And", is_far, is_later)
-    made = b.node("Where", outside, b.constant(HIDDEN, np.float32), b.constant(0.0, np.float32))
-    return b.node("Unsqueeze", made, b.constant([0, 1], np.int64))
+    scores = b.node("Where", outside, b.constant(HIDDEN, np.float32), b.constant(0.0, np.float32))
+    return b.node("Unsqueeze", scores, b.constant([0, 1], np.int64))
 
 
 def positions(b: Builder, x: str) -> tuple[str, str]:
@@ -342,11 +342,11 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
         out = b.node("Add", b.float_product(out, "projection", projection), bias)
     if not config.options.gru:
         return out
-    made = b.node("Transpose", out, perm=[1, 0, 2])  # (length, texts, H)
+    states = b.node("Transpose", out, perm=[1, 0, 2])  # (length, texts, H)
     for number in range(config.options.gru_layers):
-        made = gru_layer(b, weights, made, number)
-    made = b.node("Transpose", made, perm=[1, 0, 2])
-    return b.node("Add", out, made) if config.options.gru_residual else made
+        states = gru_layer(b, weights, states, number)
+    states = b.node("Transpose", states, perm=[1, 0, 2])
+    return b.node("Add", out, states) if config.options.gru_residual else states
 
 
 def gru_layer(b: Builder, weights: Weights, x: str, number: int) -> str:
@@ -359,12 +359,12 @@ def gru_layer(b: Builder, weights: Weights, x: str, number: int) -> str:
             parts[f"{part}_{kind}"] = np.concatenate([update, reset, new])
     size = parts["input_weight"].shape[1]
     biases = np.concatenate([parts["input_bias"], parts["state_bias"]])[None]
-    made = b.node(
+    outputs = b.node(
         "GRU", x, b.weight(f"gru{number}.input", parts["input_weight"][None]),
         b.weight(f"gru{number}.state", parts["state_weight"][None]), b.weight(f"gru{number}.bias", biases),
         hidden_size=size, linear_before_reset=1,
     )  # fmt: skip
-    return b.node("Squeeze", made, b.constant([1], np.int64))  # (length, 1, texts, H) → (length, texts, H)
+    return b.node("Squeeze", outputs, b.constant([1], np.int64))  # (length, 1, texts, H) → (length, texts, H)
 
 
 def dense(b: Builder, weights: Weights, name: str, x: str) -> str:
@@ -383,8 +383,8 @@ def dense_graph(weights: Weights, name: str, tanh: bool = False) -> Graph:
 
 def mlm_head(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> str:
     """Scores over the vocabulary, with tied word embeddings."""
-    made = b.float_product(x, "dense", weights["heads.mlm.dense.weight"])
-    inner = b.activation(config.hidden_act, made, b.weight("dense.bias", as_float(weights["heads.mlm.dense.bias"])))
+    dense = b.float_product(x, "dense", weights["heads.mlm.dense.weight"])
+    inner = b.activation(config.hidden_act, dense, b.weight("dense.bias", as_float(weights["heads.mlm.dense.bias"])))
     inner = norm(b, config, weights, "heads.mlm.norm", inner)
     if config.options.brightmart_layout:
         inner = b.node("MatMul", inner, b.floats("projection", weights["encoder.embeddings.projection.weight"]))

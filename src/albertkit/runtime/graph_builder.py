@@ -92,9 +92,9 @@ class Builder:
         branches = []
         for make in (yes, no):
             outer, self.nodes = self.nodes, []
-            made = make()
-            result = make_value_info(made, TensorProto.FLOAT, None)
-            branches.append(GraphProto(self.nodes, f"branch_{made}", output=[result]))
+            name = make()
+            output = make_value_info(name, TensorProto.FLOAT, None)
+            branches.append(GraphProto(self.nodes, f"branch_{name}", output=[output]))
             self.nodes = outer
         return self.node("If", flag, then_branch=branches[0], else_branch=branches[1])
 
@@ -193,10 +193,10 @@ class Builder:
         more = [extra] if extra else []
         return self.node("MultiHeadAttention", *parts, "", mask, *more, num_heads=heads)
 
-    def graph(self, output: str, shape: list[Any], more: list[str] | None = None) -> Graph:
+    def graph(self, output: str, shape: list[Any], extra_outputs: list[str] | None = None) -> Graph:
         """The finished graph, with one output, or more."""
         stored = [make_external_tensor(name, array) for name, array in self.weights.items()]
         results = [make_value_info(output, TensorProto.FLOAT, shape)]
-        results += [make_value_info(name, TensorProto.FLOAT, None) for name in more or []]
-        made = GraphProto(self.nodes, "albertkit", [*self.constants, *stored], self.inputs, results)
-        return Graph(make_model(made, {"": OPSET, MICROSOFT: 1}, IR).encode(), self.weights)
+        results += [make_value_info(name, TensorProto.FLOAT, None) for name in extra_outputs or []]
+        graph = GraphProto(self.nodes, "albertkit", [*self.constants, *stored], self.inputs, results)
+        return Graph(make_model(graph, {"": OPSET, MICROSOFT: 1}, IR).encode(), self.weights)

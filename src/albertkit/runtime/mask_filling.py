@@ -76,7 +76,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
 
 def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[TokenProbabilities]:
     """The `k` likeliest tokens for each of the hidden states (n, H); NaN if a score is not finite."""
-    found: list[TokenProbabilities] = []
+    predictions: list[TokenProbabilities] = []
     for start in range(0, len(hidden), MASKS_PER_STEP):
         scores = model.engine.mlm_logits(hidden[start : start + MASKS_PER_STEP])
         scores = np.where(np.isfinite(scores).all(axis=1, keepdims=True), scores, np.nan)
@@ -86,8 +86,8 @@ def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[To
         values = np.take_along_axis(scores, best, axis=1)
         order = np.argsort(-values, axis=1, kind="stable")
         ranked = (np.take_along_axis(array, order, axis=1) for array in (best, values))
-        found += map(TokenProbabilities, *ranked)
-    return found
+        predictions += map(TokenProbabilities, *ranked)
+    return predictions
 
 
 def mask_predictions(model: RuntimeModel, tokens: list[TokenProbabilities]) -> list[list[MaskPrediction]]:

@@ -45,10 +45,10 @@ class NativeEmbedding:
     @staticmethod
     def _floats(weights: Weights, name: str, *shape: int) -> np.ndarray:
         """A weight as floats of the shape that the library expects."""
-        made = np.ascontiguousarray(as_float(weights[f"{PREFIX}.{name}"]), np.float32)
-        if made.shape != shape:
-            raise ValueError(f"{PREFIX}.{name} is {made.shape}, but the config has {shape}")
-        return made
+        array = np.ascontiguousarray(as_float(weights[f"{PREFIX}.{name}"]), np.float32)
+        if array.shape != shape:
+            raise ValueError(f"{PREFIX}.{name} is {array.shape}, but the config has {shape}")
+        return array
 
     def embed(self, ids: np.ndarray, segments: np.ndarray) -> np.ndarray:
         """Hidden states (texts, length, H) of `ids` and `segments` (texts, length)."""

@@ -64,19 +64,19 @@ class Shape(ctypes.Structure):
 
 def library() -> ctypes.CDLL | None:
     """The fastest library that this processor can run, or the one that ALBERTKIT_LAYERS names; None without one."""
-    chosen = os.environ.get(CHOICE, "")
-    if chosen not in ("", "onnxruntime", *LIBRARIES):
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "onnxruntime", *LIBRARIES):
         raise AlbertkitError(
-            f"{CHOICE}={chosen!r} is unknown. Set it to {', '.join(LIBRARIES)} or onnxruntime, or unset it."
+            f"{CHOICE}={choice!r} is unknown. Set it to {', '.join(LIBRARIES)} or onnxruntime, or unset it."
         )
-    names = [name for name in LIBRARIES if chosen in ("", name)]
-    found = next((loaded for loaded in map(load, names) if loaded is not None), None)
-    if found is None and chosen in LIBRARIES:
+    names = [name for name in LIBRARIES if choice in ("", name)]
+    fastest = next((loaded for loaded in map(load, names) if loaded is not None), None)
+    if fastest is None and choice in LIBRARIES:
         raise AlbertkitError(
-            f"{CHOICE}={chosen!r} cannot run: its library is not installed, or this processor lacks one of "
-            f"{', '.join(sorted(LIBRARIES[chosen]))}. Unset {CHOICE}."
+            f"{CHOICE}={choice!r} cannot run: its library is not installed, or this processor lacks one of "
+            f"{', '.join(sorted(LIBRARIES[choice]))}. Unset {CHOICE}."
         )
-    return found
+    return fastest
 
 
 @cache

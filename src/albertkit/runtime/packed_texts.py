@@ -46,15 +46,15 @@ class PackedTexts:
 
     def check(self, ids: int, segments: int, positions: int) -> None:
         """Raise unless all values are below these numbers; a device would read other memory."""
-        for name, values, least, most in (
+        for name, values, lowest, highest in (
             ("token id", self.ids, 0, ids - 1),
             ("segment", self.segments, 0, segments - 1),
             ("number of tokens", self.lengths, 1, positions),
         ):
-            if values is not None and len(values) and not least <= int(values.min()) <= int(values.max()) <= most:
-                wrong = int(values.min()) if int(values.min()) < least else int(values.max())
+            if values is not None and len(values) and not lowest <= int(values.min()) <= int(values.max()) <= highest:
+                invalid = int(values.min()) if int(values.min()) < lowest else int(values.max())
                 raise AlbertkitError(
-                    f"a {name} is {wrong}, but this model has {least} to {most}. "
+                    f"a {name} is {invalid}, but this model has {lowest} to {highest}. "
                     "Encode the texts with its tokenizer, truncated to its maximum."
                 )
         if len(self.ids) != int(self.lengths.sum()) or (

@@ -80,10 +80,10 @@ def predict_intents(
 
 def check_task(model: RuntimeModel, task: str) -> None:
     """Raise if the model was fine-tuned for another task."""
-    made = model.metadata.task
-    if made != task:
-        hint = f". Use {TASKS[made].usage}." if made in TASKS else ". Fine-tune it first."
-        raise AlbertkitError(f"{task} is not available: this model was made for {made!r}{hint}")
+    model_task = model.metadata.task
+    if model_task != task:
+        hint = f". Use {TASKS[model_task].usage}." if model_task in TASKS else ". Fine-tune it first."
+        raise AlbertkitError(f"{task} is not available: this model was made for {model_task!r}{hint}")
 
 
 def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> list[Feature]:
@@ -94,11 +94,11 @@ def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> li
     unknown = model.tokenizer.unk_id
     indices = sorted({f.example for f in features if unknown is None or unknown in f.ids})
     texts = [examples[index].joined_text() for index in indices if isinstance(examples[index], Example)]
-    found = find_problems(model.tokenizer, texts)
-    cut = model.task.find_truncated(examples, features, model.tokenizer, model.max_task_tokens)
+    problems = find_problems(model.tokenizer, texts)
+    truncated = model.task.find_truncated(examples, features, model.tokenizer, model.max_task_tokens)
     blank = sum(isinstance(example, Example) and example.is_blank() for example in examples)
-    found = replace(found, total=len(examples), truncated=len(cut), blank=blank)
-    report_problems(replace(found, limit=model.task.text_room(model.max_task_tokens), longest=model.max_tokens))
+    problems = replace(problems, total=len(examples), truncated=len(truncated), blank=blank)
+    report_problems(replace(problems, limit=model.task.text_room(model.max_task_tokens), longest=model.max_tokens))
     return features
 
 
@@ -227,13 +227,13 @@ def packed_scores(model: RuntimeModel, outputs: PackedOutputs, features: Sequenc
         return []
     texts = PackedTexts.of([f.ids for f in features], [f.segments for f in features])
     heads, by_head = task_heads(model), []
-    for head, found in zip(heads, outputs(texts, layers, [head_request(model, head) for head in heads]), strict=True):
+    for head, output in zip(heads, outputs(texts, layers, [head_request(model, head) for head in heads]), strict=True):
         if head == "vector":
-            by_head.append(list(found))
+            by_head.append(list(output))
         elif head in TOKEN_HEADS:
-            by_head.append(np.split(found, texts.starts[1:]))
+            by_head.append(np.split(output, texts.starts[1:]))
         else:
-            by_head.append(text_scores(model, head, found))
+            by_head.append(text_scores(model, head, output))
     check_finite("scores", chain.from_iterable(by_head))
     return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
 

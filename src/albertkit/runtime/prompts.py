@@ -17,9 +17,9 @@ def prompt_text(prompt: str | None, prompts: Mapping[str, str]) -> str:
     if prompt is None or prompt in prompts:
         return prompts.get(prompt or "default", "")
     if prompt.isidentifier():
-        known = f"has only {', '.join(map(repr, prompts))}" if prompts else "has no prompts"
+        available = f"has only {', '.join(map(repr, prompts))}" if prompts else "has no prompts"
         raise AlbertkitError(
-            f"prompt={prompt!r} is not the name of a prompt: this model {known}. "
+            f"prompt={prompt!r} is not the name of a prompt: this model {available}. "
             f"Omit it, or pass the text before each input, such as {prompt + ': '!r}."
         )
     return prompt

@@ -88,9 +88,9 @@ class RuntimeModel:
             return {}
         from albertkit.tasks import TASKS
 
-        known = graphs if self.metadata.task in TASKS else {}
+        graphs = graphs if self.metadata.task in TASKS else {}
         return {
-            head: HeadSession(head, graph, weights, threads, self.task.outputs(head)) for head, graph in known.items()
+            head: HeadSession(head, graph, weights, threads, self.task.outputs(head)) for head, graph in graphs.items()
         }
 
     @property
@@ -146,9 +146,9 @@ class RuntimeModel:
 
         if not isinstance(self.engine, Engine):
             raise AlbertkitError(f"device={self.device!r} cannot generate texts. Omit device to use the CPU.")
-        made = TextGenerator(self.config, self._generation_weights, self.engine, self.tokenizer)
+        generator = TextGenerator(self.config, self._generation_weights, self.engine, self.tokenizer)
         self._generation_weights = {}
-        return made
+        return generator
 
     @cached_property
     def mask_model(self) -> RuntimeModel:

@@ -49,10 +49,10 @@ def read_shared_maps() -> dict[str, SharedMap]:
 
 def shared_map(identity: str) -> SharedMap:
     """The map of a model; an error for models without one."""
-    found = next((one for key, one in read_shared_maps().items() if key.startswith(identity)), None)
-    if found is None:
+    result = next((mapping for key, mapping in read_shared_maps().items() if key.startswith(identity)), None)
+    if result is None:
         raise AlbertkitError(
             "space='shared' is not available for this model: only the built-in models small and small-zh share a "
             "space. Use one of them, or omit space."
         )
-    return found
+    return result

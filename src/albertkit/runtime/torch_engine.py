@@ -90,10 +90,10 @@ class TorchEngine:
         self.is_gpu = self.device.startswith("cuda")
         dtypes = {"bf16": self.torch.bfloat16, "float16": self.torch.float16}
         self.dtype = dtypes.get(precision, self.torch.float32)
-        known = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
+        model_weights = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
         self.config, self.threads = config, self.torch.get_num_threads()
         try:
-            self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device, self.dtype)
+            self.model = AlbertModel.from_artifact(Artifact(config, model_weights)).to(self.device, self.dtype)
         except (RuntimeError, AssertionError) as error:
             raise AlbertkitError(f"torch cannot use device {device!r}: {short_reason(error)}") from None
         self.token_budget = GPU_TOKENS if self.is_gpu else TOKEN_BUDGET
@@ -117,7 +117,7 @@ class TorchEngine:
         texts.check(config.vocab_size, config.type_vocab_size, config.max_position_embeddings)
         try:
             with self._lock, self.torch.no_grad(), self._on_device():
-                found = [self._to_host(result) for result in self._compute(texts, depth, requests)]
+                results = [self._to_host(result) for result in self._compute(texts, depth, requests)]
                 done = self.torch.cuda.Event() if self.is_gpu else None
                 if done is not None:
                     done.record()
@@ -128,7 +128,7 @@ class TorchEngine:
                 f"the memory of device {self.device} is not enough for {len(texts.ids):,} tokens. "
                 "Stop other programs that use it, or use the CPU."
             ) from None
-        return [np.asarray(tensor.numpy()) for tensor in found]
+        return [np.asarray(tensor.numpy()) for tensor in results]
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -150,19 +150,19 @@ class TorchEngine:
             for r in requests
         ]
         widths = [self.config.hidden_size if r.weight is None else len(r.weight) for r in requests]
-        rows = [len(texts.ids) + 1 if r.pooling is None else len(texts.lengths) for r in requests]
-        results = [torch.empty(n, width, device=self.device) for n, width in zip(rows, widths, strict=True)]
+        counts = [len(texts.ids) + 1 if r.pooling is None else len(texts.lengths) for r in requests]
+        results = [torch.empty(n, width, device=self.device) for n, width in zip(counts, widths, strict=True)]
         for group in padded_groups(moved.host_lengths, self.token_budget, self.config.max_position_embeddings):
             padded = self._pad(moved, group)
             hidden = self._encode(padded.batch, depth).unflatten(0, padded.inside.shape)  # (texts, length, H)
             for request, layer, result in zip(requests, dense, results, strict=True):
                 if request.pooling is None:
-                    found, places = hidden.float().flatten(0, 1), padded.tokens.flatten()
+                    vectors, rows = hidden.float().flatten(0, 1), padded.tokens.flatten()
                 else:
-                    found, places = self._pool(hidden, padded, request.pooling), padded.texts
+                    vectors, rows = self._pool(hidden, padded, request.pooling), padded.texts
                 if layer is not None:
-                    found = torch.nn.functional.linear(found, *layer)
-                result.index_copy_(0, places, found)
+                    vectors = torch.nn.functional.linear(vectors, *layer)
+                result.index_copy_(0, rows, vectors)
         # the row after the last token collects padding
         return [x[: len(texts.ids)] if r.pooling is None else x for x, r in zip(results, requests, strict=True)]
 

@@ -67,28 +67,28 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Cluster
     rng = np.random.default_rng(seed)
     results = [_means(rows, _seeds(rows, min(k, len(rows)), rng)) for _ in range(STARTS)]
     labels, closeness = max(results, key=lambda result: float(result[1].sum()))
-    kept, sizes = np.unique(labels, return_counts=True)
+    used, sizes = np.unique(labels, return_counts=True)
     order = np.argsort(-sizes, kind="stable")
-    rank = np.empty(int(kept.max()) + 1, np.int64)
-    rank[kept[order]] = np.arange(len(kept))
+    rank = np.empty(int(used.max()) + 1, np.int64)
+    rank[used[order]] = np.arange(len(used))
     labels = rank[labels]
     best = np.lexsort((-closeness, labels))
-    central = best[np.searchsorted(labels[best], np.arange(len(kept)))]
+    central = best[np.searchsorted(labels[best], np.arange(len(used)))]
     return Clusters(labels, central, sizes[order], closeness)
 
 
 def _seeds(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     """k-means++: each next centre is drawn with a preference for rows far from all previous centres."""
-    chosen = [int(rng.integers(len(rows)))]
-    far = np.maximum(1 - rows @ rows[chosen[0]], 0).astype(np.float64)
-    while len(chosen) < k:
+    seeds = [int(rng.integers(len(rows)))]
+    far = np.maximum(1 - rows @ rows[seeds[0]], 0).astype(np.float64)
+    while len(seeds) < k:
         far[far < 1e-6] = 0
         total = far.sum()
         if total <= 0:  # every row equals a centre
             break
-        chosen.append(min(int(np.searchsorted(np.cumsum(far), rng.random() * total, side="right")), len(rows) - 1))
-        far = np.minimum(far, np.maximum(1 - rows @ rows[chosen[-1]], 0))
-    return rows[chosen]
+        seeds.append(min(int(np.searchsorted(np.cumsum(far), rng.random() * total, side="right")), len(rows) - 1))
+        far = np.minimum(far, np.maximum(1 - rows @ rows[seeds[-1]], 0))
+    return rows[seeds]
 
 
 def _means(rows: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

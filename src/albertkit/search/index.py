@@ -161,9 +161,9 @@ class Index(ABC):
                 following = list(islice(source, max(1, batch)))
                 records_by_id = {record.id: record for record in group}
                 texts = dict.fromkeys(record.text for record in records_by_id.values())
-                with collect_problems() as found:
+                with collect_problems() as batch_problems:
                     vectors = self._embed_new(texts)
-                problems += replace(sum(found, InputProblems()), total=len(texts))
+                problems += replace(sum(batch_problems, InputProblems()), total=len(texts))
                 if problems.total >= CHECKED_TEXTS or not following:
                     check_readable(problems, max_unknown)
                 limit = None if self._read_limit() else self._embed_limit()
@@ -206,11 +206,11 @@ class Index(ABC):
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete records by id, or one record; returns the number of deleted records."""
         check_type("ids", ids, (str, Iterable), "an id, or several in a list")
-        chosen = [ids] if isinstance(ids, str) else list(ids)
-        wrong = [name for name in chosen if not isinstance(name, str)]
-        if wrong:
-            raise AlbertkitError(f"the id {wrong[0]!r} is not a string. Pass the ids that the records have.")
-        return self._delete_ids(chosen)
+        id_list = [ids] if isinstance(ids, str) else list(ids)
+        invalid = [name for name in id_list if not isinstance(name, str)]
+        if invalid:
+            raise AlbertkitError(f"the id {invalid[0]!r} is not a string. Pass the ids that the records have.")
+        return self._delete_ids(id_list)
 
     def delete_source(self, source: str) -> int:
         """Delete all records of one file."""
@@ -278,7 +278,7 @@ class Index(ABC):
                 texts = self._read_vectors({slot for ranked in by_vector for _, slot in ranked})
                 relevant = limit.keep_relevant(by_vector, texts, self._oldest_vectors(), self._slots_used())
             lists = zip(vectors, by_vector, relevant, by_keyword, strict=True)
-            return [self._fused_hits(*found, k) for found in lists]
+            return [self._fused_hits(*result_lists, k) for result_lists in lists]
 
     def _fused_hits(
         self, query: np.ndarray, by_vector: Ranked, relevant: Ranked, by_keyword: Ranked, k: int
@@ -292,8 +292,8 @@ class Index(ABC):
         cosines |= {slot: vector.dot(query) for slot, vector in missing_vectors.items()}
         hits = self._hits([(min(cosines[slot], 1.0), slot) for slot in best], "both")
         matched = ["meaning" if s not in keyword_slots else "both" if s in relevant_slots else "words" for s in best]
-        found = [replace(hit, matched=how) for hit, how in zip(hits, matched, strict=True)]
-        return SearchResult(found, len(set(ranked[:k]) - relevant_slots - keyword_slots))
+        hits_with_match = [replace(hit, matched=how) for hit, how in zip(hits, matched, strict=True)]
+        return SearchResult(hits_with_match, len(set(ranked[:k]) - relevant_slots - keyword_slots))
 
     def _read_limit(self) -> RelevanceLimit | None:
         """The limit of hits by meaning; None if the index has no texts yet."""
@@ -342,8 +342,8 @@ class Index(ABC):
         """The texts that the index does not contain."""
 
     @abstractmethod
-    def _add(self, group: dict[str, Record], new: dict[str, StoredVector]) -> int:
-        """Add or replace records; returns the number of changed ones. new: vectors of texts, from `_embed_new`."""
+    def _add(self, group: dict[str, Record], new_vectors: dict[str, StoredVector]) -> int:
+        """Add or replace records; returns the number of changed ones. new_vectors: of texts, from `_embed_new`."""
 
     def _stored_vectors(self, rows: np.ndarray) -> list[StoredVector]:
         """Unit vectors as the index stores them."""

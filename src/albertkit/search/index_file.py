@@ -154,9 +154,9 @@ class IndexFile:
 
 def explain_error(path: Path, error: Exception) -> str:
     """An error of SQLite or of the system, with a remedy."""
-    says = "".join(c if c.isprintable() else "?" for c in str(error))
-    remedies = [remedy for sign, remedy in REMEDIES.items() if sign in says]
-    return f"{path} cannot be used ({says}). {remedies[0] if remedies else 'Index the files again.'}"
+    message = "".join(c if c.isprintable() else "?" for c in str(error))
+    remedies = [remedy for sign, remedy in REMEDIES.items() if sign in message]
+    return f"{path} cannot be used ({message}). {remedies[0] if remedies else 'Index the files again.'}"
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:

@@ -45,9 +45,9 @@ def records_from(
     always read. Lines and rows without a text are no records. The default field is `text`.
     """
     check_choice("split", split, SPLITS)
-    found = find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True)
-    check_text_column(found, field)
-    for file in found:
+    text_files = find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True)
+    check_text_column(text_files, field)
+    for file in text_files:
         if file.format != "text" or split == "lines":
             yield from read_records(file, field, id_field, TEXT_LIMIT)
             continue
@@ -148,8 +148,8 @@ def check_queries(queries: Sequence[str]) -> None:
     for number, query in enumerate(queries, 1):
         check_string("query", query)
         if not query.strip():
-            which = "the query" if len(queries) == 1 else f"query {number} of {len(queries):,}"
-            raise AlbertkitError(f"{which} is blank: {query!r:.80}. Pass a text with words.")
+            subject = "the query" if len(queries) == 1 else f"query {number} of {len(queries):,}"
+            raise AlbertkitError(f"{subject} is blank: {query!r:.80}. Pass a text with words.")
 
 
 def text_hash(text: str) -> int:

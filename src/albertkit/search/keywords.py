@@ -62,18 +62,18 @@ class KeywordTable:
 
     def best(self, query: str, k: int, rows: int) -> Ranked:
         """The k best rows with any word of the query. Common words are used only if no other word matches."""
-        rare, others = split_terms({term: self._count(term) for term in plain_terms(query)}, max(1000, rows // COMMON))
-        return self._match(rare, k) or self._match(others, k)
+        rare, common = split_terms({term: self._count(term) for term in plain_terms(query)}, max(1000, rows // COMMON))
+        return self._match(rare, k) or self._match(common, k)
 
-    def _match(self, wanted: list[str], k: int) -> Ranked:
-        ask = "SELECT -rank, rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
-        return self.sql.execute(ask, (" OR ".join(f'"{term}"' for term in wanted), k)).fetchall() if wanted else []
+    def _match(self, terms: list[str], k: int) -> Ranked:
+        query = "SELECT -rank, rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
+        return self.sql.execute(query, (" OR ".join(f'"{term}"' for term in terms), k)).fetchall() if terms else []
 
     def _count(self, term: str) -> int:
         """An upper bound of the number of texts with a term: the count of its rarest word."""
-        ask = "SELECT doc FROM temp.counts WHERE term = ?"
-        found = [self.sql.execute(ask, (word,)).fetchone() for word in term.split()]
-        return min((row[0] if row else 0 for row in found), default=0)
+        query = "SELECT doc FROM temp.counts WHERE term = ?"
+        rows = [self.sql.execute(query, (word,)).fetchone() for word in term.split()]
+        return min((row[0] if row else 0 for row in rows), default=0)
 
 
 def is_unspaced(word: str) -> bool:
@@ -85,15 +85,15 @@ def is_unspaced(word: str) -> bool:
     return _character.match(word) is not None
 
 
-def split_terms(counts: dict[str, int], most: int) -> tuple[list[str], list[str]]:
+def split_terms(counts: dict[str, int], limit: int) -> tuple[list[str], list[str]]:
     """Terms in at most so many texts, and the two rarest of the others.
 
     >>> split_terms({"the": 900, "cat": 3, "a": 800, "of": 700}, 100)
     (['cat'], ['of', 'a'])
     """
-    rare = [term for term, count in counts.items() if count <= most]
-    others = sorted((term for term in counts if term not in rare), key=lambda term: counts[term])
-    return rare, others[:2]
+    rare = [term for term, count in counts.items() if count <= limit]
+    common = sorted((term for term in counts if term not in rare), key=lambda term: counts[term])
+    return rare, common[:2]
 
 
 def plain_words(text: str) -> str:
@@ -111,12 +111,12 @@ def plain_terms(query: str) -> list[str]:
     >>> plain_terms("Café 臺北站")
     ['cafe', '台 北', '北 站']
     """
-    found: dict[str, None] = {}
+    terms: dict[str, None] = {}
     for run in _run.findall(fold(query)):
         if _character.match(run) and len(run) > 1:
-            found.update((f"{a} {b}", None) for a, b in itertools.pairwise(run))
+            terms.update((f"{a} {b}", None) for a, b in itertools.pairwise(run))
         else:
-            found[run] = None
-        if len(found) >= TERMS:
+            terms[run] = None
+        if len(terms) >= TERMS:
             break
-    return list(found)[:TERMS]
+    return list(terms)[:TERMS]

@@ -25,9 +25,9 @@ def rerank_hits(albert: Albert, query: str, hits: Sequence[SearchHit]) -> list[S
     check_queries([query])
     if not hits:
         return []
-    found = albert.token_vectors([query, *(hit.text for hit in hits)])
-    asked, *texts = (unit_length(one.vectors[1:-1]) for one in found)  # without [CLS] and [SEP]
-    scores = [hit.score + max_similarity(asked, tokens) for hit, tokens in zip(hits, texts, strict=True)]
+    encoded = albert.token_vectors([query, *(hit.text for hit in hits)])
+    query_vectors, *texts = (unit_length(text.vectors[1:-1]) for text in encoded)  # without [CLS] and [SEP]
+    scores = [hit.score + max_similarity(query_vectors, tokens) for hit, tokens in zip(hits, texts, strict=True)]
     return [hits[place] for place in np.argsort(-np.array(scores), kind="stable")]
 
 

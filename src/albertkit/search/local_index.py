@@ -127,19 +127,19 @@ class LocalIndex(Index):
         return rotate(super()._unit_vectors(texts, vectors))
 
     def _find_text(self, text: str) -> int | None:
-        ask = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1"
-        row = self._sql.execute(ask, (text_hash(text), text)).fetchone()
+        query = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1"
+        row = self._sql.execute(query, (text_hash(text), text)).fetchone()
         return None if row is None else int(row[0])
 
-    def _add(self, group: dict[str, Record], new: dict[str, StoredVector]) -> int:
-        ask = "SELECT slot, text, source, line FROM texts WHERE id = ?"
-        known = {id: row for id in group if (row := self._sql.execute(ask, (id,)).fetchone())}
-        changed_texts = (r.text for r in group.values() if r.id not in known or known[r.id][1] != r.text)
-        vectors = self._vectors(changed_texts, new)
-        slots = self._slots(len(group) - len(known))
-        stored, changed = {}, 0
+    def _add(self, group: dict[str, Record], new_vectors: dict[str, StoredVector]) -> int:
+        query = "SELECT slot, text, source, line FROM texts WHERE id = ?"
+        stored_rows = {id: row for id in group if (row := self._sql.execute(query, (id,)).fetchone())}
+        changed_texts = (r.text for r in group.values() if r.id not in stored_rows or stored_rows[r.id][1] != r.text)
+        vectors = self._vectors(changed_texts, new_vectors)
+        slots = self._slots(len(group) - len(stored_rows))
+        changed_vectors, changed = {}, 0
         for record in group.values():
-            slot, *old = known.get(record.id) or (next(slots), None, None, None)
+            slot, *old = stored_rows.get(record.id) or (next(slots), None, None, None)
             if old == [record.text, record.source, record.line]:
                 continue
             changed += 1
@@ -150,20 +150,20 @@ class LocalIndex(Index):
                 if old[0] is not None:
                     self._words.remove(slot, old[0])
                 self._words.add(slot, record.text)
-                stored[slot] = vectors[record.text]
-        self._blocks.write(stored)
-        seen = "INSERT OR IGNORE INTO seen SELECT slot FROM texts WHERE id = ?"
-        self._sql.executemany(seen, [(id,) for id in group])
+                changed_vectors[slot] = vectors[record.text]
+        self._blocks.write(changed_vectors)
+        mark_seen = "INSERT OR IGNORE INTO seen SELECT slot FROM texts WHERE id = ?"
+        self._sql.executemany(mark_seen, [(id,) for id in group])
         return changed
 
-    def _vectors(self, texts: Iterable[str], new: dict[str, StoredVector]) -> dict[str, StoredVector]:
+    def _vectors(self, texts: Iterable[str], new_vectors: dict[str, StoredVector]) -> dict[str, StoredVector]:
         """The vector of each text: from the index if it contains an equal text, otherwise a new one."""
         slots = {text: self._find_text(text) for text in texts}
-        known = self._blocks.read(slot for slot in slots.values() if slot is not None)
-        lost = [text for text, slot in slots.items() if slot is None and text not in new]  # deleted by another program
-        if lost:
-            new = new | self._embed(lost)
-        return {text: new[text] if slot is None else known[slot] for text, slot in slots.items()}
+        stored = self._blocks.read(slot for slot in slots.values() if slot is not None)
+        missing = [text for text, slot in slots.items() if slot is None and text not in new_vectors]
+        if missing:  # deleted by another program
+            new_vectors = new_vectors | self._embed(missing)
+        return {text: new_vectors[text] if slot is None else stored[slot] for text, slot in slots.items()}
 
     def _slots(self, count: int) -> Iterator[int]:
         """Slots for new rows: first those of deleted rows, then new ones at the end."""
@@ -203,17 +203,17 @@ class LocalIndex(Index):
 
     def _delete(self, where: str, values: Sequence[tuple[str, ...]]) -> int:
         with self._write():
-            ask = f"SELECT slot FROM texts WHERE {where}"
-            gone = sorted({slot for value in values for (slot,) in self._sql.execute(ask, value)})
-            for start in range(0, len(gone), 1000):
-                slots = [(slot,) for slot in gone[start : start + 1000]]
+            query = f"SELECT slot FROM texts WHERE {where}"
+            deleted = sorted({slot for value in values for (slot,) in self._sql.execute(query, value)})
+            for start in range(0, len(deleted), 1000):
+                slots = [(slot,) for slot in deleted[start : start + 1000]]
                 for (slot,) in slots:
                     self._words.remove(slot, self._value(f"SELECT text FROM texts WHERE slot = {slot}"))
                 self._sql.executemany("DELETE FROM texts WHERE slot = ?", slots)
                 self._sql.executemany("DELETE FROM seen WHERE slot = ?", slots)
                 self._sql.executemany("INSERT INTO free VALUES (?)", slots)
                 self._blocks.write({slot: StoredVector() for (slot,) in slots})
-            return len(gone)
+            return len(deleted)
 
     # Searching ----------------------------------------------------------------------------------------------------
 
@@ -232,10 +232,10 @@ class LocalIndex(Index):
         return self._blocks.first()
 
     def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
-        found = []
+        hits = []
         for score, slot in ranked:
             row = self._sql.execute(f"SELECT {COLUMNS} FROM texts WHERE slot = ?", (slot,)).fetchone()
             if row is None or row[5] != checksum(*row[:5]):
                 raise damage_error(self.path, f"the checksum of text {slot} differs")
-            found.append(SearchHit(row[1], row[4], float(score), row[2], row[3], matched))
-        return found
+            hits.append(SearchHit(row[1], row[4], float(score), row[2], row[3], matched))
+        return hits

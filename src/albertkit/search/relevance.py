@@ -78,11 +78,11 @@ class RelevanceLimit:
     @classmethod
     def from_text(cls, stored: str, dim: int, path: Path | str) -> RelevanceLimit:
         """The vectors that an index stores."""
-        wanted, _, encoded = stored.partition(" ")
+        digest, _, encoded = stored.partition(" ")
         try:
             data = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             data = b""
-        if str(checksum(data)) != wanted or len(data) != 2 * len(NONSENSE) * dim:
+        if str(checksum(data)) != digest or len(data) != 2 * len(NONSENSE) * dim:
             raise damage_error(path, "the checksum of its vectors of nonsense differs")
         return cls(np.frombuffer(data, "<f2").reshape(len(NONSENSE), dim))

@@ -67,8 +67,8 @@ class SharedSpace:
 
     def similarity(self, first: str, second: str) -> float:
         """The cosine of two texts, in the same language or not."""
-        one, other = self.embed([first, second])
-        return float(one @ other)
+        left, right = self.embed([first, second])
+        return float(left @ right)
 
     def _model(self, name: str) -> Albert:
         if name not in self._models:

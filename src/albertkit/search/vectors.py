@@ -139,13 +139,13 @@ class VectorTable:
         self._version: tuple[int, int] | None = None  # of the file when `kept` was compared with it
 
     def read(self, slots: Iterable[int]) -> dict[int, StoredVector]:
-        found: dict[int, StoredVector] = {}
+        result: dict[int, StoredVector] = {}
         is_current = self._version == self._file_version()
         for block, places in _by_block(slots).items():
             stored = self._kept_block(block) if is_current and block < len(self.kept) else self._find_block(block)
             rows = {} if stored is None else {i: (stored.scales[i], stored.vectors[i].copy()) for i in places}
-            found |= {block * BLOCK + i: StoredVector(float(scale), vector) for i, (scale, vector) in rows.items()}
-        return found
+            result |= {block * BLOCK + i: StoredVector(float(scale), vector) for i, (scale, vector) in rows.items()}
+        return result
 
     def first(self) -> VectorBlock | None:
         """The first block: the oldest texts."""
@@ -157,13 +157,13 @@ class VectorTable:
             stored = self._find_block(block)
             scales = np.zeros(BLOCK, "<f4") if stored is None else stored.scales.copy()
             vectors = np.zeros((BLOCK, self.dim), np.int8) if stored is None else stored.vectors.copy()
-            here = {i: rows[block * BLOCK + i] for i in places}
-            for i, row in here.items():
+            changed = {i: rows[block * BLOCK + i] for i in places}
+            for i, row in changed.items():
                 scales[i] = row.scale
                 if row.data is not None:
                     vectors[i] = row.data
             self._write_array("scales", block, scales)
-            if any(row.data is not None for row in here.values()):
+            if any(row.data is not None for row in changed.values()):
                 self._write_array("vectors", block, vectors)
 
     def _write_array(self, table: str, block: int, array: np.ndarray) -> None:
@@ -190,9 +190,9 @@ class VectorTable:
     def _nearest_kept(self, query: np.ndarray, k: int, exact: bool) -> Best:
         """The k best slots of the blocks in memory."""
         distances = self._sign_distances(query)
-        least, most = EXACT_BYTES
-        wanted = max(8 * k, min(max(least, EXACT_BYTES_PER_ROW * len(distances)), most) // self.dim)
-        slots = _smallest(distances, len(distances) if exact else wanted, self.dim)
+        lowest, highest = EXACT_BYTES
+        candidates = max(8 * k, min(max(lowest, EXACT_BYTES_PER_ROW * len(distances)), highest) // self.dim)
+        slots = _smallest(distances, len(distances) if exact else candidates, self.dim)
         scores: np.ndarray = np.empty(len(slots), np.float32)
         edges = np.searchsorted(slots, SEGMENT * np.arange(len(self._segments) + 1)).tolist()
         for number, (start, end) in enumerate(pairwise(edges)):
@@ -205,21 +205,21 @@ class VectorTable:
 
     def _sign_distances(self, query: np.ndarray) -> np.ndarray:
         """The number of signs in which each row in memory differs from the query; `EMPTY` for empty slots."""
-        mine = _signs(query[None])
-        step = max(1, SIGN_WORDS // len(mine))
-        different = np.empty((len(mine), min(step, SEGMENT)), np.uint64)
+        query_signs = _signs(query[None])
+        step = max(1, SIGN_WORDS // len(query_signs))
+        different = np.empty((len(query_signs), min(step, SEGMENT)), np.uint64)
         counts = np.empty(different.shape, np.uint8)
-        found = np.empty(len(self.kept) * BLOCK, np.uint16)
+        distances = np.empty(len(self.kept) * BLOCK, np.uint16)
         for number, segment in enumerate(self._segments):
-            here = found[number * SEGMENT : (number + 1) * SEGMENT]
-            for i in range(0, len(here), step):
-                part = here[i : i + step]
+            segment_distances = distances[number * SEGMENT : (number + 1) * SEGMENT]
+            for i in range(0, len(segment_distances), step):
+                part = segment_distances[i : i + step]
                 size = len(part)
-                np.bitwise_xor(segment.signs[:, i : i + size], mine, out=different[:, :size])
+                np.bitwise_xor(segment.signs[:, i : i + size], query_signs, out=different[:, :size])
                 np.bitwise_count(different[:, :size], out=counts[:, :size])
                 counts[:, :size].sum(axis=0, dtype=np.uint16, out=part)
-            here[segment.empty] = EMPTY
-        return found
+            segment_distances[segment.empty] = EMPTY
+        return distances
 
     def _refresh(self, slots_used: int) -> None:
         """Read the blocks that were changed since the last search, here or by another program."""
@@ -231,10 +231,10 @@ class VectorTable:
             raise damage_error(self.path, f"it has vectors of {len(blocks)} blocks for {slots_used} texts")
         if len(blocks) < len(self.kept):
             self.kept, self._segments = [], []
-        most = KEPT_BYTES // (BLOCK * (self.dim + 4 + 8 * -(-self.dim // 64)))  # blocks in memory
-        for number, *checksums in blocks[:most]:
+        max_blocks = KEPT_BYTES // (BLOCK * (self.dim + 4 + 8 * -(-self.dim // 64)))  # blocks in memory
+        for number, *checksums in blocks[:max_blocks]:
             if number * BLOCK == len(self._segments) * SEGMENT:
-                self._segments.append(Segment(min(SEGMENT, most * BLOCK), self.dim))
+                self._segments.append(Segment(min(SEGMENT, max_blocks * BLOCK), self.dim))
             if number == len(self.kept) or self.kept[number] != tuple(checksums):
                 block = self._read_block(number, *checksums)
                 self._segments[number * BLOCK // SEGMENT].put(number * BLOCK % SEGMENT, block)
@@ -258,13 +258,13 @@ class VectorTable:
     def _read_block(self, block: int, *checksums: int) -> VectorBlock:
         """A block of the file, if its checksums are these."""
         arrays = []
-        for table, wanted, dtype, size in (
+        for table, expected, dtype, size in (
             ("scales", checksums[0], "<f4", 4 * BLOCK),
             ("vectors", checksums[1], "|i1", BLOCK * self.dim),
         ):
             row = self.sql.execute(f"SELECT data FROM {table} WHERE block = ?", (block,)).fetchone()
             data = row[0] if row else None
-            if not isinstance(data, bytes) or len(data) != size or checksum(block, data) != wanted:
+            if not isinstance(data, bytes) or len(data) != size or checksum(block, data) != expected:
                 raise damage_error(self.path, f"block {block} of its {table} has a wrong size or checksum")
             arrays.append(np.frombuffer(data, dtype))
         if not ((arrays[0] >= 0) & (arrays[0] <= 1)).all():  # not of a unit vector, or NaN
@@ -287,9 +287,9 @@ def _signs(rows: np.ndarray) -> np.ndarray:
     return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64).T
 
 
-def _smallest(distances: np.ndarray, count: int, most: int) -> np.ndarray:
-    """The places of the smallest distances up to `most`, at most `count`, in ascending order; first ones of equals."""
-    low, high = 0, most
+def _smallest(distances: np.ndarray, count: int, highest: int) -> np.ndarray:
+    """The places of the smallest distances up to `highest`, at most `count`, ascending; of equals the first."""
+    low, high = 0, highest
     while low < high:
         middle = (low + high) // 2
         if np.count_nonzero(distances <= middle) < count:
@@ -316,7 +316,7 @@ def _best(scores: np.ndarray, slots: np.ndarray, k: int) -> Best:
 
 
 def _by_block(slots: Iterable[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    places: dict[int, list[int]] = {}
     for slot in sorted(slots):
-        found.setdefault(slot // BLOCK, []).append(slot % BLOCK)
-    return found
+        places.setdefault(slot // BLOCK, []).append(slot % BLOCK)
+    return places

@@ -105,9 +105,9 @@ async def reload(context: RequestContext, body: None) -> ReloadResponse:
     if parent is not None:
         os.kill(int(parent), signal.SIGHUP)
     pairs = [*results.models.items(), *results.indexes.items()]
-    kept = [f"{name}: {result}" for name, result in pairs if result not in ("same", "reloaded")]
-    if kept:
-        raise HttpError(409, "; ".join(kept))
+    failures = [f"{name}: {result}" for name, result in pairs if result not in ("same", "reloaded")]
+    if failures:
+        raise HttpError(409, "; ".join(failures))
     return results
 
 
@@ -183,10 +183,10 @@ ENDPOINTS = (
 @functools.cache
 def description() -> dict[str, Any]:
     """All endpoints as OpenAPI 3.1."""
-    types = [one for e in ENDPOINTS for one in (e.request, e.response) if one is not None]
+    types = [struct for e in ENDPOINTS for struct in (e.request, e.response) if struct is not None]
     types += [ErrorResponse, OpenAIErrorResponse]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    schema_of = {id(one): schema for one, schema in zip(types, schemas, strict=True)}
+    schema_of = {id(struct): schema for struct, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for e in ENDPOINTS:
         paths.setdefault(e.path.replace(":path", ""), {})[e.method.lower()] = describe(e, schema_of)

@@ -181,14 +181,14 @@ class Batcher:
             )
         _, ahead = self.waiting()
         estimate = ahead * self.wait_factor
-        left = self.deadline if deadline is None else deadline - time.monotonic()
-        if left <= 0:
+        seconds_left = self.deadline if deadline is None else deadline - time.monotonic()
+        if seconds_left <= 0:
             raise self.timeout_error()
-        if estimate + seconds > left:
+        if estimate + seconds > seconds_left:
             raise HttpError(
                 429,
-                f"about {estimate:.1f} s of work are waiting and the deadline is in {left:.2g} s; retry later",
-                retry_after=estimate + seconds - left,
+                f"about {estimate:.1f} s of work are waiting and the deadline is in {seconds_left:.2g} s; retry later",
+                retry_after=estimate + seconds - seconds_left,
             )
         return ahead
 
@@ -261,9 +261,9 @@ class Batcher:
     def _subtract_work(self, job: BatchJob, work: int) -> None:
         """Subtract computed work from the waiting work."""
         job.work -= work
-        left = self._waiting_work.pop(job.route.cost, 0) - work
-        if left > 0:
-            self._waiting_work[job.route.cost] = left
+        remaining = self._waiting_work.pop(job.route.cost, 0) - work
+        if remaining > 0:
+            self._waiting_work[job.route.cost] = remaining
 
     def _window_tokens(self, route: ComputeRoute | EngineCall) -> int:
         """How many waiting tokens are sorted by length together."""

@@ -60,7 +60,7 @@ class RankResponse(WarnedResponse):
 async def rank_documents(context: RequestContext, body: RankRequest) -> RankResponse:
     """Documents by their relevance for a query, the best first."""
     model = context.choose_model(body.model, "rerank")
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
     size = len(texts) * PREDICTION_BYTES + (text_bytes(texts) if body.return_documents else 0)
     context.foresee_response(size, "Send fewer documents.")
     scores = await relevance_scores(context, model, body.query, texts)

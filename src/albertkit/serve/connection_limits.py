@@ -75,7 +75,7 @@ class ConnectionTable:
 
     def _evict(self, client: str | None = None) -> bool:
         """Close the oldest idle connection, of a client or of all; False if none is idle."""
-        oldest = next((one for one in self.idle if client is None or self.connections[one] == client), None)
+        oldest = next((idle for idle in self.idle if client is None or self.connections[idle] == client), None)
         if oldest is None:
             return False
         self.remove(oldest)
@@ -96,12 +96,12 @@ def client_of(address: tuple[str, int] | None) -> str:
     if address is None:
         return ""
     try:
-        found = ipaddress.ip_address(address[0])
+        ip = ipaddress.ip_address(address[0])
     except ValueError:
         return address[0]
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
 
 
 def health_only(app: ASGIApp) -> ASGIApp:

@@ -171,6 +171,6 @@ def rounded_attention(encoder: ActivationEncoder, trace: DepthTrace, depth: int,
     shape = (depth, encoder.config.num_attention_heads, trace.tokens, trace.tokens)
     rounded = np.empty(shape, "<u2" if form == "base64" else np.float32)
     layers = encoder.run_layers(trace.batch.ids[0], trace.batch.segments[0], depth)
-    for numbers, attention in zip(rounded, (found for _, found in layers if found is not None), strict=True):
+    for numbers, attention in zip(rounded, (weights for _, weights in layers if weights is not None), strict=True):
         numbers[...] = np.rint(attention * MAX_UINT16) if form == "base64" else np.round(attention, 6)
     return rounded

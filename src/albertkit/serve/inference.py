@@ -32,7 +32,7 @@ from albertkit.serve.request_texts import (
     Text,
     characters,
     features_of_group,
-    normalized_characters,
+    normalized_length,
     split_into_windows,
 )
 from albertkit.serve.response_size import OBJECT_MEMORY, PREDICTION_BYTES, text_bytes, vector_bytes
@@ -148,9 +148,9 @@ class RequestContext:
     def count_texts(self, texts: Sequence[Any]) -> None:
         """Count a request's texts, and reject too many."""
         self.texts += len(texts)
-        most = self.settings.max_texts
-        if self.texts > most:
-            raise HttpError(413, f"the request has {self.texts:,} texts; send at most {most:,} per request")
+        limit = self.settings.max_texts
+        if self.texts > limit:
+            raise HttpError(413, f"the request has {self.texts:,} texts; send at most {limit:,} per request")
 
     def count_bytes(self, count: int, limit: int | None = None) -> None:
         """Count bytes of an open request; with `limit`, reject it if all requests together exceed it."""
@@ -172,10 +172,10 @@ class RequestContext:
         """
         self.response_bytes += count
         self.response_memory += memory * count
-        most = self.settings.max_response_bytes
-        if self.response_bytes > most:
+        limit = self.settings.max_response_bytes
+        if self.response_bytes > limit:
             raise HttpError(
-                413, f"the response would have about {self.response_bytes:,} bytes; the limit is {most:,}. {remedy}"
+                413, f"the response would have about {self.response_bytes:,} bytes; the limit is {limit:,}. {remedy}"
             )
         self.count_bytes(memory * count, self.settings.max_pending_bytes)
 
@@ -198,18 +198,17 @@ class RequestContext:
 
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization. Its time, and that in the queue, count for the deadline."""
-
         await self.acquire_response_lock()
 
         def call() -> tuple[T, list[InputProblems]]:
             self.check_deadline()
-            with collect_problems() as found:
+            with collect_problems() as problems:
                 result = function(*values)
             self.check_deadline()
-            return result, found
+            return result, problems
 
-        result, found = await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, call)
-        self.problems = sum(found, self.problems)
+        result, problems = await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, call)
+        self.problems = sum(problems, self.problems)
         return result
 
     async def tokenize(self, function: Callable[[list[S], int], R], items: Sequence[S]) -> AsyncIterator[R]:
@@ -219,17 +218,17 @@ class RequestContext:
         """
         sizes = await self.check_characters(items)
         start = size = 0
-        for stop, more in enumerate([*sizes, GROUP_CHARACTERS + 1]):
-            if stop > start and size + more > GROUP_CHARACTERS:
+        for stop, following in enumerate([*sizes, GROUP_CHARACTERS + 1]):
+            if stop > start and size + following > GROUP_CHARACTERS:
                 yield await self.run_tokenizer(function, list(items[start:stop]), start)
                 start, size = stop, 0
-            size += more
+            size += following
 
     async def check_characters(self, items: Sequence[Any]) -> list[int]:
         """The characters of texts or examples; rejects those with too many, also after normalization."""
         most, sizes = self.settings.max_characters, [characters(item) for item in items]
         if max(sizes, default=0) <= most and sum(sizes) * MAX_EXPANSION > min(most, GROUP_CHARACTERS):
-            sizes = await self.run_tokenizer(lambda: [normalized_characters(item) for item in items])
+            sizes = await self.run_tokenizer(lambda: [characters(item, normalized_length) for item in items])
         for place, size in enumerate(sizes):
             if size > most and not isinstance(items[place], list):
                 raise HttpError(413, f"text {place} has {size:,} characters; send at most {most:,} per text. Split it.")
@@ -242,13 +241,13 @@ class RequestContext:
         """
 
         def call() -> tuple[T, list[InputProblems]]:
-            with collect_problems() as found:
-                return function(), found
+            with collect_problems() as problems:
+                return function(), problems
 
         job = BatchJob(EngineCall(cost, call), [()], self.deadline, work=work)
-        ((result, found),) = await self._run(job)
+        ((result, problems),) = await self._run(job)
         if not self.problems.has_any or are_new_texts:
-            self.problems = sum(found, self.problems)
+            self.problems = sum(problems, self.problems)
         return cast(T, result)
 
     async def _run(self, job: BatchJob) -> list[Any]:
@@ -278,9 +277,9 @@ class RequestContext:
 
     async def embed_to_compare(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> np.ndarray:
         """`embed`, with a warning if the model was not trained for vectors."""
-        with collect_problems() as found:
+        with collect_problems() as problems:
             report_untrained_vectors(model.albert)
-        self.problems = sum(found, self.problems)
+        self.problems = sum(problems, self.problems)
         return await self.embed(model, texts, options)
 
     async def embed_tokens(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> list[np.ndarray]:
@@ -289,9 +288,9 @@ class RequestContext:
         windows = await self._windows(model, texts, options)
         long = next((place for place, count in enumerate(windows.counts) if count > 1), None)
         if long is not None:
-            most = model.albert.max_tokens
+            limit = model.albert.max_tokens
             raise HttpError(
-                413, f"text {long} has more than the model's {most} tokens; split it, or set truncate", param="inputs"
+                413, f"text {long} has more than the model's {limit} tokens; split it, or set truncate", param="inputs"
             )
         size = vector_bytes(sum(windows.lengths), model.albert.dim)
         self.foresee_response(size, "Send fewer or shorter texts.", memory=1)
@@ -304,9 +303,9 @@ class RequestContext:
         """Texts as windows of token ids, within the limits."""
         estimate = sum(map(len, texts)) // TOKEN_CHARACTERS
         self.service.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
-        most, windows = self.settings.max_characters, TokenWindows([], [])
+        limit, windows = self.settings.max_characters, TokenWindows([], [])
         if options.long_texts == "truncate":
-            texts = [text.lstrip()[:most] if isinstance(text, str) else text for text in texts]
+            texts = [text.lstrip()[:limit] if isinstance(text, str) else text for text in texts]
         ids = sum(len(text) for text in texts if not isinstance(text, str))
         self.check_tokens(ids)
         tokens = 0
@@ -318,9 +317,9 @@ class RequestContext:
         return windows
 
     def check_tokens(self, tokens: int) -> None:
-        most = self.settings.max_tokens
-        if tokens > most:
-            raise HttpError(413, f"the request has {tokens:,} tokens; send at most {most:,} per request")
+        limit = self.settings.max_tokens
+        if tokens > limit:
+            raise HttpError(413, f"the request has {tokens:,} tokens; send at most {limit:,} per request")
 
     async def query_cosines(
         self, model: ServedModel, query: str, texts: Sequence[str], depth: Depth | None = None
@@ -331,10 +330,10 @@ class RequestContext:
             model.albert.embed_options(normalize=True, depth=depth, prompt=name if name in prompts else None)
             for name in ("query", "passage")
         )
-        one, many = await asyncio.gather(
+        query_vectors, text_vectors = await asyncio.gather(
             self.embed_to_compare(model, [query], query_options), self.embed(model, texts, text_options)
         )
-        return np.asarray(many @ one[0])
+        return np.asarray(text_vectors @ query_vectors[0])
 
     # Predictions -------------------------------------------------------------------------------------------------
 
@@ -350,9 +349,9 @@ class RequestContext:
         """The scores of the task's head and the features, one of each per row."""
         self.count_texts(examples)
         layers = task_depth(model.albert, depth)
-        with collect_problems() as found:
+        with collect_problems() as problems:
             report_untrained_depth(model.albert, depth)
-        self.problems = sum(found, self.problems)
+        self.problems = sum(problems, self.problems)
         features: list[Feature] = []
         async for group in self.tokenize(partial(features_of_group, model.albert, task), examples):
             features += group
@@ -403,5 +402,5 @@ def read_scores(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, ar
 def read_words(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
     """The most likely words; an argument is (positions of masks, number of words)."""
     return [
-        likeliest_tokens(route.model.albert, hidden[at, positions], k) for at, (positions, k) in enumerate(arguments)
+        likeliest_tokens(route.model.albert, hidden[row, positions], k) for row, (positions, k) in enumerate(arguments)
     ]

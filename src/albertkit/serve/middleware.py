@@ -207,7 +207,7 @@ class EndpointApp:
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive, context: RequestContext) -> bytes:
     """The body, within the limits."""
-    most, pending_limit = context.settings.max_bytes, context.settings.max_pending_bytes
+    limit, pending_limit = context.settings.max_bytes, context.settings.max_pending_bytes
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if content_type.partition(";")[0].strip().lower() != JSON:
         shown = f"Content-Type {content_type[:60]!r} is not JSON" if content_type else "the request has no Content-Type"
@@ -215,8 +215,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, context: Requ
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise HttpError(415, "the body is compressed; send it uncompressed")
     length = int(headers.get(b"content-length", b"0"))  # `http_protocol.py` has checked it
-    if length > most:
-        raise HttpError(413, f"the body has {length:,} bytes; send at most {most:,} per request")
+    if length > limit:
+        raise HttpError(413, f"the body has {length:,} bytes; send at most {limit:,} per request")
     context.count_bytes(OVERHEAD + length, pending_limit)
     parts, total = [], 0
     while True:
@@ -225,8 +225,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, context: Requ
             raise ClientDisconnected
         part = message.get("body", b"")
         total += len(part)
-        if total > most:
-            raise HttpError(413, f"the body has more than {most:,} bytes; send fewer texts per request")
+        if total > limit:
+            raise HttpError(413, f"the body has more than {limit:,} bytes; send fewer texts per request")
         if b"content-length" not in headers:
             context.count_bytes(len(part), pending_limit)
         parts.append(part)
@@ -234,13 +234,13 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, context: Requ
             return b"".join(parts)
 
 
-async def make_response(context: RequestContext, result: object, most: int | None = None) -> Response:
-    """The response of a result, of at most `most` bytes. A large one is written on another thread, in parts."""
+async def make_response(context: RequestContext, result: object, limit: int | None = None) -> Response:
+    """The response of a result, of at most `limit` bytes. A large one is written on another thread, in parts."""
     if isinstance(result, Response):
         return result
-    found, header = context.problems, ""
-    if found.has_any:  # finding a remedy may open a tokenizer
-        warnings, without_example = await context.run_tokenizer(lambda: (found.messages(), found.messages(False)))
+    problems, header = context.problems, ""
+    if problems.has_any:  # finding a remedy may open a tokenizer
+        warnings, without_example = await context.run_tokenizer(lambda: (problems.messages(), problems.messages(False)))
         header = " ".join(without_example)
         if isinstance(result, WarnedResponse):
             result = replace(result, warnings=warnings)
@@ -251,8 +251,8 @@ async def make_response(context: RequestContext, result: object, most: int | Non
     else:
         body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
     context.count_bytes(len(body) - context.response_memory)
-    if most is not None and len(body) > most:
-        raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {most:,}. Request less at a time.")
+    if limit is not None and len(body) > limit:
+        raise HttpError(413, f"the response has {len(body):,} bytes; the limit is {limit:,}. Request less at a time.")
     response = Response(body, media_type=JSON)
     if header:
         response.headers[WARNING_HEADER] = header

@@ -130,19 +130,19 @@ def prometheus_metrics(service: Service) -> Iterable[Metric]:
 
 def otlp_metrics(families: Iterable[Metric], start: int, now: int) -> list[points.Metric]:
     """Counters, gauges and histograms of Prometheus as metrics of OTLP, with the same names."""
-    found = []
+    metrics = []
     for family in families:
         data: points.Sum | points.Gauge | points.Histogram
         if family.type == "histogram":
             data = points.Histogram(histogram_points(family, start, now), CUMULATIVE)
         else:
             samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            numbers = [points.NumberDataPoint(one.labels, start, now, one.value) for one in samples]
+            numbers = [points.NumberDataPoint(s.labels, start, now, s.value) for s in samples]
             is_counter = family.type == "counter"
             data = points.Sum(numbers, CUMULATIVE, is_monotonic=True) if is_counter else points.Gauge(numbers)
         unit = next((unit for suffix, unit in UNITS.items() if family.name.endswith(suffix)), "1")
-        found.append(points.Metric(family.name, family.documentation, unit, data))
-    return found
+        metrics.append(points.Metric(family.name, family.documentation, unit, data))
+    return metrics
 
 
 def histogram_points(family: Metric, start: int, now: int) -> list[points.HistogramDataPoint]:
@@ -155,14 +155,14 @@ def histogram_points(family: Metric, start: int, now: int) -> list[points.Histog
             below.setdefault(labels, {})[float(sample.labels["le"])] = sample.value
         elif sample.name.endswith("_sum"):
             sums[labels] = sample.value
-    found = []
+    histograms = []
     for labels, counts in below.items():
         bounds = sorted(counts)  # the last one is infinity
         totals = [0, *(int(counts[bound]) for bound in bounds)]
         between = [high - low for low, high in itertools.pairwise(totals)]
-        found.append(
+        histograms.append(
             points.HistogramDataPoint(
                 dict(labels), start, now, totals[-1], sums[labels], between, bounds[:-1], min=None, max=None
             )
         )
-    return found
+    return histograms

@@ -55,12 +55,8 @@ def characters(item: Text | TaskExample, count: Callable[[str], int] = len) -> i
     return count(item.text) + count(getattr(item, "pair", None) or "")
 
 
-def normalized_characters(item: Text | TaskExample) -> int:
-    """Characters after normalization, in which one character may become 18. No tokenizer makes more tokens of them."""
-    return characters(item, normalized_length)
-
-
 def normalized_length(text: str) -> int:
+    """Characters after normalization, in which one character may become 18. No tokenizer makes more tokens of them."""
     if text.isascii():
         return len(text)
     parts = (text[start : start + SLICE] for start in range(0, len(text), SLICE))

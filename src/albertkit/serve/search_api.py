@@ -128,18 +128,19 @@ async def search(context: RequestContext, body: SearchRequest) -> SearchResponse
     return SearchResponse(model.name, close, len(hits) - len(close))
 
 
-def split_text(text: str, unit: str, most: int) -> list[tuple[int, int]]:
+def split_text(text: str, unit: str, limit: int) -> list[tuple[int, int]]:
     """Characters of the lines of a text, or of the sentences in each line, without surrounding white space."""
-    found, at = [], 0
+    spans, position = [], 0
     for line in text.splitlines():
         for part in split_sentences(line) if unit == "sentences" else [line.strip()]:
             if part:
-                at = text.index(part, at)
-                found.append((at, at + len(part)))
-                at += len(part)
-        if len(found) > most:
-            raise HttpError(413, f"the text has over {most:,} {unit}; send at most {most:,} per request", param="text")
-    return found
+                position = text.index(part, position)
+                spans.append((position, position + len(part)))
+                position += len(part)
+        if len(spans) > limit:
+            message = f"the text has over {limit:,} {unit}; send at most {limit:,} per request"
+            raise HttpError(413, message, param="text")
+    return spans
 
 
 async def search_index(context: RequestContext, model: ServedModel, body: SearchRequest) -> SearchResponse:
@@ -160,6 +161,6 @@ async def search_index(context: RequestContext, model: ServedModel, body: Search
         options = model.albert.embed_options(depth=None if depth == model.albert.depth else depth)
         vectors = await context.embed_to_compare(model, [body.query], options)
     search = index.search_results
-    (found,) = await asyncio.to_thread(search, [body.query], body.k, body.mode, vectors, body.min_score, body.exact)
-    context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in found.hits), "Request a lower k.")
-    return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in found.hits], found.left_out)
+    (result,) = await asyncio.to_thread(search, [body.query], body.k, body.mode, vectors, body.min_score, body.exact)
+    context.foresee_response(sum(len(hit.text) + 2 * TOKEN_BYTES for hit in result.hits), "Request a lower k.")
+    return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in result.hits], result.left_out)

@@ -73,9 +73,9 @@ class ModelSource:
         >>> ModelSource.parse("run/model").name
         'run'
         """
-        name, sign, rest = text.partition("=")
+        name, sign, path = text.partition("=")
         if sign and not Path(text).exists():
-            return cls(name, Path(rest))
+            return cls(name, Path(path))
         folder = Path(text).absolute()
         return cls(folder.parent.name if folder.name == "model" and folder.parent.name else folder.name, Path(text))
 

@@ -151,10 +151,10 @@ def bind(settings: ServeSettings) -> list[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         for _ in range(settings.workers):
-            one = socket.create_server((settings.host, port), family=family, backlog=2048, reuse_port=is_shared)
-            one.setblocking(False)
-            sockets.append(one)
-            port = one.getsockname()[1]
+            listener = socket.create_server((settings.host, port), family=family, backlog=2048, reuse_port=is_shared)
+            listener.setblocking(False)
+            sockets.append(listener)
+            port = listener.getsockname()[1]
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise AlbertkitError(
@@ -205,8 +205,8 @@ def configure_logging() -> None:
     """Send the records of the server, and warnings of uvicorn and OpenTelemetry, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    others = dict.fromkeys(("uvicorn", "opentelemetry"), logging.WARNING)
-    for name, level in {"albertkit.serve": logging.INFO, **others}.items():
+    libraries = dict.fromkeys(("uvicorn", "opentelemetry"), logging.WARNING)
+    for name, level in {"albertkit.serve": logging.INFO, **libraries}.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -162,7 +162,7 @@ async def answer(context: RequestContext, body: AnswerRequest) -> AnswerResponse
     model = context.choose_model(body.model, "answer")
     examples = [QuestionExample("0", body.question, body.context)]
     (best,) = await context.predict(model, examples, "answer", body.depth)
-    others = [AnswerItem(one.text, one.start, one.end, one.score, one.probability) for one in best.others]
+    others = [AnswerItem(a.text, a.start, a.end, a.score, a.probability) for a in best.others]
     return AnswerResponse(best.text, best.start, best.end, best.score, best.probability, model.name, others)
 
 
@@ -192,15 +192,15 @@ async def generate(context: RequestContext, body: GenerateRequest) -> TaskResult
     layers = model.albert.layers_to_apply(body.depth)
     task = model.albert.task
     assert isinstance(task, GenerateTask), "only models that generate have this endpoint"
-    most = body.max_tokens or task.target_length
-    total, allowed = len(texts) * body.beams * most, context.settings.max_tokens
+    max_tokens = body.max_tokens or task.target_length
+    total, allowed = len(texts) * body.beams * max_tokens, context.settings.max_tokens
     if total > allowed:
         raise HttpError(413, f"up to {total:,} tokens would be generated; request at most {allowed:,} at a time")
-    context.foresee_response(len(texts) * (most * TOKEN_CHARACTERS + PREDICTION_BYTES), "Send fewer texts.")
+    context.foresee_response(len(texts) * (max_tokens * TOKEN_CHARACTERS + PREDICTION_BYTES), "Send fewer texts.")
     lengths: list[int] = []
     async for part in context.tokenize(partial(source_lengths, model.albert), texts):
         lengths += part
-    works = [(length + 2 * body.beams * most) * layers for length in lengths]
+    works = [(length + 2 * body.beams * max_tokens) * layers for length in lengths]
     context.tokens += sum(lengths)
     context.service.batcher.check(sum(works) * model.generate_cost.seconds, context.deadline)
     results: list[GeneratedText] = []

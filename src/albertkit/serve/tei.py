@@ -233,11 +233,11 @@ async def predict(context: RequestContext, body: PredictRequest) -> list[LabelSc
     labels = ("value",) if task.kind == "regression" else task.labels
     context.foresee_response(label_bytes(len(examples), labels), "Send fewer texts.")
     rows, _ = await context.predict_scores(model, examples, "classify")
-    found: list[list[LabelScore]] = [
+    ranked: list[list[LabelScore]] = [
         [{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")]
         for row in class_scores(task, rows, body.raw_scores)
     ]
-    return [*found] if is_list else [*found[0]]
+    return [*ranked] if is_list else [*ranked[0]]
 
 
 def class_scores(task: ClassifyTask, rows: list[np.ndarray], is_raw: bool) -> np.ndarray:
@@ -294,13 +294,13 @@ def token_items(
 async def decode(context: RequestContext, body: DecodeRequest) -> list[str]:
     """The texts of token ids."""
     model = context.choose_model(body.model, "tokenize")
-    many = cast(list[list[int]], as_texts_or_tokens([*body.ids], "ids"))
-    context.count_texts(many)
-    tokens = sum(map(len, many))
+    token_ids = cast(list[list[int]], as_texts_or_tokens([*body.ids], "ids"))
+    context.count_texts(token_ids)
+    tokens = sum(map(len, token_ids))
     context.check_tokens(tokens)
     context.foresee_response(tokens * TOKEN_CHARACTERS, "Send fewer ids.")
     tokenizer = model.albert.tokenizer
-    return await context.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
+    return await context.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in token_ids])
 
 
 async def info(context: RequestContext, body: None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ WORKER = "/web/worker.js"  # runs WebAssembly; a worker has the policy of its sc
 def protect(app: ASGIApp, settings: ServeSettings, *inline_styles: str) -> ASGIApp:
     """An app with all checks. inline_styles: contents of <style> elements that pages may have."""
     hashes = (base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in inline_styles)
-    styles = " ".join(f"'sha256-{one}'" for one in hashes)
+    styles = " ".join(f"'sha256-{sha256}'" for sha256 in hashes)
     policy, worker_policy = (
         POLICY.format(styles=styles, scripts=more).encode() for more in ("", " 'wasm-unsafe-eval'")
     )

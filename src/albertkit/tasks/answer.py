@@ -130,7 +130,7 @@ class AnswerTask(Task):
         spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for table, feature in zip(scores, features, strict=True):
             spans[feature.example] += self._best_spans(np.asarray(table, np.float64), feature.offsets or [])
-        return [self._result(own, example.context) for own, example in zip(spans, examples, strict=True)]
+        return [self._result(indices, example.context) for indices, example in zip(spans, examples, strict=True)]
 
     def _best_spans(self, scores: np.ndarray, offsets: Sequence[tuple[int, int]]) -> list[tuple[float, int, int]]:
         """The best (score, start, end) of one window, over all pairs of tokens."""
@@ -141,11 +141,11 @@ class AnswerTask(Task):
         last = np.concatenate([np.where(is_context, scores[:, 1], -inf), np.full(width - 1, -inf)])
         windows = np.lib.stride_tricks.sliding_window_view(last, width)
         flat = (first[:, None] + windows).ravel()  # (tokens, width): from token i to i + j
-        kept = np.argpartition(-flat, self.n_best)[: self.n_best] if len(flat) > self.n_best else np.arange(len(flat))
+        best = np.argpartition(-flat, self.n_best)[: self.n_best] if len(flat) > self.n_best else np.arange(len(flat))
         none = 0.0 if self.threshold is None else float(scores[0].sum())
         return [
             (float(flat[i]) - none, int(edges[i // width, 0]), int(edges[i // width + i % width, 1]))
-            for i in kept
+            for i in best
             if flat[i] > -inf
         ]
 
@@ -160,9 +160,9 @@ class AnswerTask(Task):
             by_text.setdefault(text, AnswerResult(text, start, end, score, 0.0))
         answers = list(by_text.values())
         if self.threshold is not None or not answers:
-            least = self.threshold or 0.0
-            rank = sum(answer.score > least for answer in answers)
-            answers.insert(rank, AnswerResult("", 0, 0, least, 0.0))
+            threshold = self.threshold or 0.0
+            rank = sum(answer.score > threshold for answer in answers)
+            answers.insert(rank, AnswerResult("", 0, 0, threshold, 0.0))
         weights = np.exp(np.array([answer.score - answers[0].score for answer in answers]))
         probabilities = (weights / weights.sum()).tolist()
         answers = [replace(answer, probability=p) for answer, p in zip(answers, probabilities, strict=True)]
@@ -256,8 +256,8 @@ def normalize_english(text: str) -> str:
 
 def f1_english(text: str, correct: str) -> float:
     """F1 over words, with their counts."""
-    one, two = normalize_english(text).split(), normalize_english(correct).split()
-    return _f1(sum((Counter(one) & Counter(two)).values()), len(one), len(two))
+    predicted, expected = normalize_english(text).split(), normalize_english(correct).split()
+    return _f1(sum((Counter(predicted) & Counter(expected)).values()), len(predicted), len(expected))
 
 
 def normalize_chinese(text: str) -> str:
@@ -267,15 +267,15 @@ def normalize_chinese(text: str) -> str:
 
 def f1_chinese(text: str, correct: str) -> float:
     """F1 over Chinese characters and other words, by the longest common substring."""
-    one, two = (_CMRC_SEGMENT.findall(normalize_chinese(each)) for each in (text, correct))
-    same = SequenceMatcher(None, one, two, autojunk=False).find_longest_match(0, len(one), 0, len(two)).size
-    return _f1(same, len(one), len(two))
+    predicted, expected = (_CMRC_SEGMENT.findall(normalize_chinese(each)) for each in (text, correct))
+    match = SequenceMatcher(None, predicted, expected, autojunk=False).find_longest_match()
+    return _f1(match.size, len(predicted), len(expected))
 
 
-def _f1(same: int, one: int, two: int) -> float:
-    if not one or not two:
-        return float(one == two)  # both without an answer
-    return 2 * same / (one + two)
+def _f1(common: int, predicted: int, expected: int) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)  # both without an answer
+    return 2 * common / (predicted + expected)
 
 
 def best_threshold(scores: Sequence[float], given: Sequence[float], none: Sequence[float]) -> tuple[float, float]:

@@ -162,7 +162,7 @@ class ClassifyTask(Task):
 
         if self.kind == "multi":
             truth, predicted = (
-                np.array([[float(name in _class_names(one.label)) for name in self.labels] for one in part])
+                np.array([[float(name in _class_names(item.label)) for name in self.labels] for item in part])
                 for part in (examples, results)
             )
             return {
@@ -173,12 +173,12 @@ class ClassifyTask(Task):
         truth_names, names = [str(e.label) for e in examples], [str(r.label) for r in results]
         second = [self.labels[1]] if len(self.labels) == 2 else None  # unknown labels may be among the names
         is_constant = len({*truth_names, *names}) < 2  # scikit-learn would warn, and return 0
-        found = {
+        values = {
             "accuracy": float(metrics.accuracy_score(truth_names, names)),
             "f1": float(metrics.f1_score(truth_names, names, zero_division=0, average="macro", labels=second)),
             "mcc": 0.0 if is_constant else float(metrics.matthews_corrcoef(truth_names, names)),
         }
-        return found | out_of_scope_metrics(results, examples)
+        return values | out_of_scope_metrics(results, examples)
 
     def _regression_metrics(
         self, results: Sequence[Classification], examples: Sequence[TextExample]

@@ -41,7 +41,7 @@ class UncertaintyEstimator:
         for example, indices in zip(examples, self.units, strict=True) if "tag" in task.heads else ():
             for window, token in label_tokens([features[p] for p in indices], example_words(example)):
                 tokens[indices[window]].append(token)
-        self.label_tokens = [np.array(own, np.int64) for own in tokens]
+        self.label_tokens = [np.array(positions, np.int64) for positions in tokens]
         """The tokens of each feature that predict a word, for tags."""
 
     def uncertainty(self, units: Sequence[int], scores: Sequence[Any], previous: Sequence[Any] | None) -> np.ndarray:
@@ -51,32 +51,33 @@ class UncertaintyEstimator:
         if self.task.heads == ("choose",):
             return np.array([_entropy(self._choice_scores(unit, scores)[None])[0] for unit in units])
         indices = [index for unit in units for index in self.units[unit]]
-        found = np.zeros(len(indices))
+        uncertainty = np.zeros(len(indices))
         for number, head in enumerate(self.task.heads):
             rows = [scores[p][number] if len(self.task.heads) > 1 else scores[p] for p in indices]
-            old = [previous[p] for p in indices] if self.compares_depths and previous is not None else rows
-            found = np.maximum(found, self._head_uncertainty(head, indices, rows, old))
+            previous_rows = [previous[p] for p in indices] if self.compares_depths and previous is not None else rows
+            uncertainty = np.maximum(uncertainty, self._head_uncertainty(head, indices, rows, previous_rows))
         starts = np.cumsum([0, *(len(self.units[unit]) for unit in units)])[:-1]
-        return np.maximum.reduceat(found, starts) if len(found) else found
+        return np.maximum.reduceat(uncertainty, starts) if len(uncertainty) else uncertainty
 
     def _head_uncertainty(
-        self, head: str, indices: list[int], rows: list[np.ndarray], old: list[np.ndarray]
+        self, head: str, indices: list[int], rows: list[np.ndarray], previous_rows: list[np.ndarray]
     ) -> np.ndarray:
         """(features,) for one head."""
         if head == "vector":
-            return 1 - cosines(np.stack(rows), np.stack(old))
+            return 1 - cosines(np.stack(rows), np.stack(previous_rows))
         if head == "tag":
             tokens = [self.label_tokens[p] for p in indices]
-            found = np.zeros(len(indices))
-            table = np.concatenate([row[own] for row, own in zip(rows, tokens, strict=True)])
-            np.maximum.at(found, np.repeat(np.arange(len(indices)), [len(own) for own in tokens]), _entropy(table))
-            return found
+            uncertainty = np.zeros(len(indices))
+            table = np.concatenate([row[words] for row, words in zip(rows, tokens, strict=True)])
+            features = np.repeat(np.arange(len(indices)), list(map(len, tokens)))
+            np.maximum.at(uncertainty, features, _entropy(table))
+            return uncertainty
         if head == "answer":
             return np.array([max(_entropy(row[:, 0][None])[0], _entropy(row[:, 1][None])[0]) for row in rows])
         scale = float(getattr(self.task, "score_scale", 1.0))
         table = np.stack(rows) * scale
         if self.task.kind == "regression":
-            return np.asarray(np.abs(table - np.stack(old) * scale)[:, 0])
+            return np.asarray(np.abs(table - np.stack(previous_rows) * scale)[:, 0])
         if self.task.kind == "multi":  # each class against its absence, as two scores
             pairs = np.stack([table, np.zeros_like(table)], -1)
             return _entropy(pairs.reshape(-1, 2)).reshape(table.shape).max(1)
@@ -89,19 +90,19 @@ class UncertaintyEstimator:
     def _prediction(self, unit: int, scores: Sequence[Any]) -> Hashable:
         if self.task.heads == ("choose",):
             return int(self._choice_scores(unit, scores).argmax())
-        found: list[Hashable] = []
+        predictions: list[Hashable] = []
         for index in self.units[unit]:
             rows = scores[index] if len(self.task.heads) > 1 else (scores[index],)
             for head, row in zip(self.task.heads, rows, strict=True):
                 if head == "tag":
-                    found.append(row[self.label_tokens[index]].argmax(1).tobytes())
+                    predictions.append(row[self.label_tokens[index]].argmax(1).tobytes())
                 elif head == "answer":
-                    found.append(row.argmax(0).tobytes())
+                    predictions.append(row.argmax(0).tobytes())
                 elif self.task.kind == "multi":
-                    found.append((row >= self._score_threshold()).tobytes())
+                    predictions.append((row >= self._score_threshold()).tobytes())
                 else:
-                    found.append(int(row.argmax()))
-        return tuple(found)
+                    predictions.append(int(row.argmax()))
+        return tuple(predictions)
 
     def _score_threshold(self) -> float:
         """The minimum score at which one of several labels is predicted."""
@@ -120,8 +121,8 @@ def _entropy(scores: np.ndarray) -> np.ndarray:
     scores = scores - scores.max(-1, keepdims=True)
     weights = np.exp(scores)
     total = weights.sum(-1)
-    found: np.ndarray = (np.log(total) - (weights * scores).sum(-1) / total) / np.log(scores.shape[-1])
-    return found.clip(0.0, 1.0)
+    entropy: np.ndarray = (np.log(total) - (weights * scores).sum(-1) / total) / np.log(scores.shape[-1])
+    return entropy.clip(0.0, 1.0)
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -30,28 +30,28 @@ TRAIN, HELD_OUT = "the training examples", "the held-out examples"  # names of e
 LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
 
 
-def read_parts(
+def read_splits(
     task: str, sources: Mapping[str, Path | str | Sequence[Any]], options: ReadOptions, log: Callable[[str], None]
 ) -> dict[str, list[Any]]:
     """The examples of each split (train, dev, test), from a file or from a list that is validated."""
-    parts: dict[str, list[Any]] = {}
+    splits: dict[str, list[Any]] = {}
     for name, source in sources.items():
         if isinstance(source, str | Path):
-            kind = _kind_of_part(parts.get("train", ()), options)
+            kind = _split_label_kind(splits.get("train", ()), options)
             data = read_examples(task, source, replace(options, split=options.split or name, kind=kind))
         else:
             data = validate_examples(task, name, source, options.skip_bad)
-            data = replace(data, examples=_with_text_labels(data.examples, parts.get("train", data.examples)))
+            data = replace(data, examples=_with_text_labels(data.examples, splits.get("train", data.examples)))
         for note in data.notes:
             log(f"{source}: {note}" if isinstance(source, str | Path) else note)
-        parts[name] = data.examples
-    if "train" in parts:
-        for note in check_labels(parts["train"], parts.get("dev", ())):
+        splits[name] = data.examples
+    if "train" in splits:
+        for note in check_labels(splits["train"], splits.get("dev", ())):
             log(note)
-    return parts
+    return splits
 
 
-def _kind_of_part(train: Sequence[Any], options: ReadOptions) -> str:
+def _split_label_kind(train: Sequence[Any], options: ReadOptions) -> str:
     """The kind of the labels of another split: from the options, else as in training."""
     label = next((e.label for e in train if isinstance(e, TextExample) and e.label is not None), None)
     if options.kind != "auto" or options.separator is not None or label is None:
@@ -71,13 +71,13 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
 
     def rows() -> Iterator[tuple[str, Any]]:
         for number, example in enumerate(examples, 1):
-            found: Any = example
+            result: Any = example
             if not isinstance(example, expected):
-                found = f"{task} needs {expected.__name__} examples, and this is {type_with_article(example)}"
-                found += f"; write  {expected.__name__}({', '.join(field.name for field in fields(expected))})"
+                result = f"{task} needs {expected.__name__} examples, and this is {type_with_article(example)}"
+                result += f"; write  {expected.__name__}({', '.join(field.name for field in fields(expected))})"
             elif isinstance(example, TextExample) and example.label is not None:
-                found = example.problem() or _kind_problem(example.label, first.label) or example
-            yield f"example {number}", found
+                result = example.problem() or _kind_problem(example.label, first.label) or example
+            yield f"example {number}", result
 
     return check_rows(task, rows(), Problems(name, skip_bad, has_labels))
 
@@ -86,7 +86,6 @@ def _with_text_labels(examples: list[Any], train: Sequence[Any]) -> list[Any]:
     """The examples with integer classes as text; integers among the values of a regression stay numbers."""
     if any(isinstance(getattr(example, "label", None), float) for example in (train[0], examples[0])):
         return examples
-
     return [replace(e, label=_as_text(e.label)) if isinstance(e, TextExample) else e for e in examples]
 
 
@@ -127,11 +126,11 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ..
 def check_overlap(train: Sequence[Any], dev: Sequence[Any]) -> tuple[str, ...]:
     """A note if held-out examples are also in the training data, so that their scores are too high."""
     seen = {key for example in train if (key := _identity(example)) is not None}
-    twice = [example for example in dev if _identity(example) in seen]
-    where = f", the first {twice[0].where}" if twice and twice[0].where else ""
-    verb = "is" if len(twice) == 1 else "are"
-    found = f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} {verb} in the training data too{where}"
-    return (found,) if twice else ()
+    repeated = [example for example in dev if _identity(example) in seen]
+    where = f", the first {repeated[0].where}" if repeated and repeated[0].where else ""
+    verb = "is" if len(repeated) == 1 else "are"
+    note = f"{len(repeated):,} of {count_noun(len(dev), 'held-out example')} {verb} in the training data too{where}"
+    return (note,) if repeated else ()
 
 
 def _similar_labels(known: Iterable[LabelName]) -> list[str]:
@@ -147,15 +146,15 @@ def _similar_labels(known: Iterable[LabelName]) -> list[str]:
 def _several_labels(train: Sequence[Any]) -> list[str]:
     """A note if a text has different labels in different examples."""
     labels: dict[Any, Any] = {}
-    wrong = []
+    conflicting = []
     for example in train:
         if isinstance(example, TextExample) and labels.setdefault(_identity(example), example.label) != example.label:
-            wrong.append(example)
-    if not wrong:
+            conflicting.append(example)
+    if not conflicting:
         return []
-    other = labels[_identity(wrong[0])]
-    first = f"{wrong[0].where or 'an example'}: {wrong[0].text!r:.60} has {wrong[0].label!r:.40} and {other!r:.40}"
-    return [f"{count_noun(len(wrong), 'example')} with another label than the same text before; the first: {first}"]
+    first, count = conflicting[0], count_noun(len(conflicting), "example")
+    shown = f"{first.text!r:.60} has {first.label!r:.40} and {labels[_identity(first)]!r:.40}"
+    return [f"{count} with another label than the same text before; the first: {first.where or 'an example'}: {shown}"]
 
 
 def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "counted as missed") -> tuple[str, ...]:
@@ -163,7 +162,7 @@ def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "count
     names = {"label": task.labels, "intent": getattr(task, "intents", ())}
     if isinstance(examples[0] if examples else None, TaggedExample):
         names["entity"] = tuple(label[2:] for label in task.labels if label != "O")
-    known = Counter((kind, name) for kind, own in names.items() for name in own)
+    known = Counter((kind, name) for kind, label_set in names.items() for name in label_set)
     if getattr(task, "min_probability", 0):
         known["label", OUT_OF_SCOPE] += 1
     kinds = {kind for kind, _ in known}
@@ -202,19 +201,19 @@ def _unknown_labels(
     labels: Sequence[tuple[Any, LabelName]], known: Counter[LabelName], owner: str, effect: str = "counted as missed"
 ) -> list[str]:
     """A note on unknown labels; an error if all are unknown. owner: the name of what has the known labels."""
-    new = [(example, label) for example, label in labels if label not in known]
-    if not new:
+    unknown = [(example, label) for example, label in labels if label not in known]
+    if not unknown:
         return []
-    example, (kind, label) = new[0]
+    example, (kind, label) = unknown[0]
     hint = nearest(label, [name for other, name in known if other == kind])
     first = f"{example.where or 'an example'}: {kind} {label!r}{hint}"
-    if len(new) == len(labels):
+    if len(unknown) == len(labels):
         raise AlbertkitError(
             f"{owner} has none of the labels; the first is {first}, and {owner} has "
             f"{list_names(name for _, name in known)}. Pass data with the same labels, or set the label format "
             "(--label-column, --separator, --kind)."
         )
-    count = f"{count_noun(len(new), 'label')} of {len(labels):,} unknown to {owner}, {effect}"
+    count = f"{count_noun(len(unknown), 'label')} of {len(labels):,} unknown to {owner}, {effect}"
     return [f"{count}; the first: {first}"]
 
 
@@ -266,24 +265,22 @@ def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
     if _has_one_class([groups[number] for number in held_out], groups):
         held_out = set(range(0, len(groups), 11))  # the classes alternate in this file
     held_out = _keep_every_class(held_out, groups)
-    parts: tuple[list[Any], list[Any]] = [], []
-    for number, group in enumerate(groups):
-        parts[number in held_out].extend(group)
-    return parts
+    train = [example for number, group in enumerate(groups) if number not in held_out for example in group]
+    return train, [example for number in sorted(held_out) for example in groups[number]]
 
 
 def _keep_every_class(held_out: set[int], groups: Sequence[Sequence[Any]]) -> set[int]:
     """The groups to hold out without those that contain the last example of a class; at least one."""
     names = [{name for example in group for name in _learnable_names(example)} for group in groups]
-    left = Counter(name for number, own in enumerate(names) if number not in held_out for name in own)
+    remaining = Counter(name for number, labels in enumerate(names) if number not in held_out for name in labels)
     kept = set()
     for number in sorted(held_out):
-        if names[number] <= left.keys():
+        if names[number] <= remaining.keys():
             kept.add(number)
         else:
-            left.update(names[number])
+            remaining.update(names[number])
     if not kept:
-        possible = [number for number, own in enumerate(names) if all(left[name] > 1 for name in own)]
+        possible = [number for number, labels in enumerate(names) if all(remaining[name] > 1 for name in labels)]
         kept = set(possible[:1])
     if not kept:
         raise AlbertkitError(
@@ -302,5 +299,5 @@ def _learnable_names(example: Any) -> set[LabelName]:
 
 def _has_one_class(held_out: Sequence[Sequence[Any]], groups: Sequence[Sequence[Any]]) -> bool:
     """Whether all held-out groups have the same label, although there are other labels."""
-    some, every = ({repr(getattr(e, "label", None)) for group in part for e in group} for part in (held_out, groups))
-    return len(held_out) > 1 and len(some) == 1 < len(every)
+    labels = [{repr(getattr(e, "label", None)) for group in part for e in group} for part in (held_out, groups)]
+    return len(held_out) > 1 and len(labels[0]) == 1 < len(labels[1])

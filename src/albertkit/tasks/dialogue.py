@@ -63,11 +63,11 @@ class DialogueTask(Task):
     @classmethod
     def from_examples(cls, turns: Sequence[DialogueTurn]) -> DialogueTask:
         """The task with the labels of these turns."""
-        known = sorted({label for turn in turns for label in turn_labels(turn)})
-        if not known:
+        slot_values = sorted({label for turn in turns for label in turn_labels(turn)})
+        if not slot_values:
             raise AlbertkitError("no turn has a label. State tracking needs turns with labels.")
-        labels = {label for row in cls((), tuple(known)).training_labels(turns) for label in row}
-        return cls(tuple(sorted(labels)), tuple(known))
+        labels = {label for row in cls((), tuple(slot_values)).training_labels(turns) for label in row}
+        return cls(tuple(sorted(labels)), tuple(slot_values))
 
     def training_labels(self, turns: Sequence[DialogueTurn]) -> list[tuple[str, ...]]:
         """The labels of each turn, sorted, with `NAMED` for the values that the user's text contains."""
@@ -92,13 +92,13 @@ class DialogueTask(Task):
         slots = [label.removesuffix(f"={NAMED}") for label in self.labels if label.endswith(f"={NAMED}")]
         by_turn = []
         for row, values in zip(probabilities.tolist(), values_in_text(examples, self.known_labels), strict=True):
-            found = dict(zip(self.labels, row, strict=True))
+            by_label = dict(zip(self.labels, row, strict=True))
             for slot in slots:
-                probability = found.pop(f"{slot}={NAMED}")
+                probability = by_label.pop(f"{slot}={NAMED}")
                 if slot in values:
                     label = f"{slot}={values[slot]}"
-                    found[label] = max(probability, found.get(label, 0.0))
-            by_turn.append(found)
+                    by_label[label] = max(probability, by_label.get(label, 0.0))
+            by_turn.append(by_label)
         return track_states(examples, by_turn, self.threshold)
 
     def measure(self, results: Sequence[DialogueState], examples: Sequence[DialogueTurn]) -> dict[str, float]:

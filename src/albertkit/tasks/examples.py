@@ -112,9 +112,9 @@ class TaggedExample(Example):
             if not isinstance(span.label, str) or not span.label:
                 place = f"the entity from {span.start} to {span.end} has the label {span.label!r}"
                 return f"{place}; write a label such as 'PER', or omit it"
-        for one, two in pairwise(sorted(self.spans, key=lambda span: (span.start, span.end))):
-            if two.start < one.end:
-                names = [f"{self.text[span.start : span.end]!r:.40} ({span.label})" for span in (one, two)]
+        for first, second in pairwise(sorted(self.spans, key=lambda span: (span.start, span.end))):
+            if second.start < first.end:
+                names = [f"{self.text[span.start : span.end]!r:.40} ({span.label})" for span in (first, second)]
                 return f"the entities {names[0]} and {names[1]} overlap; keep one of them"
         return None
 
@@ -155,9 +155,9 @@ class QuestionExample(Example):
         for start, text in self.answers:
             bare = text.strip()
             expected = int(start) + text.index(bare) if isinstance(start, Integral) else 0
-            found = nearest_occurrence(self.context, bare, expected)
-            moved += found != expected
-            answers.append((expected if found is None else found, bare))
+            actual = nearest_occurrence(self.context, bare, expected)
+            moved += actual != expected
+            answers.append((expected if actual is None else actual, bare))
         return replace(self, answers=tuple(answers)), moved
 
 

@@ -150,6 +150,6 @@ def partner_ranks(first: np.ndarray, second: np.ndarray) -> list[int]:
     ranks: list[int] = []
     for start in range(0, len(first), RANKED_ROWS):
         table = first[start : start + RANKED_ROWS] @ second.T
-        own = table[np.arange(len(table)), np.arange(start, start + len(table))]
-        ranks += (table >= own[:, None] - 1e-9).sum(1).tolist()
+        partner_scores = table[np.arange(len(table)), np.arange(start, start + len(table))]
+        ranks += (table >= partner_scores[:, None] - 1e-9).sum(1).tolist()
     return ranks

@@ -94,10 +94,10 @@ class TagTask(Task):
     setting_names = ("overlap",)
 
     def __post_init__(self) -> None:
-        odd = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
-        if odd or "O" not in self.labels:
-            found = f"labels contain {odd[0]!r}" if odd else "labels do not contain 'O'"
-            raise AlbertkitError(f"{found}. Use IOB2 labels such as O, B-PER, I-PER.")
+        malformed = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
+        if malformed or "O" not in self.labels:
+            problem = f"labels contain {malformed[0]!r}" if malformed else "labels do not contain 'O'"
+            raise AlbertkitError(f"{problem}. Use IOB2 labels such as O, B-PER, I-PER.")
         if self.overlap < 0:
             raise AlbertkitError(f"overlap={self.overlap} is negative. Pass 0 or more tokens.")
 
@@ -120,23 +120,24 @@ class TagTask(Task):
         room = max_length - 2
         longest = max(1, room // 2)
         words = [example_words(example) for example in examples]
-        tokens = word_tokens({e.text[a:b] for e, own in zip(examples, words, strict=True) for a, b in own}, tokenizer)
+        texts = {e.text[a:b] for e, spans in zip(examples, words, strict=True) for a, b in spans}
+        tokens = word_tokens(texts, tokenizer)
         specials = tokenizer.encode("", max_length=max_length).ids
         features: list[Feature] = []
-        for number, (example, own) in enumerate(zip(examples, words, strict=True)):
-            cut = [
+        for number, (example, spans) in enumerate(zip(examples, words, strict=True)):
+            tokens_by_word = [
                 [(i, (start + a, start + b)) for i, (a, b) in tokens[example.text[start:end]][:longest]]
-                for start, end in own
+                for start, end in spans
             ]
-            made = []
-            for window in word_windows([len(t) for t in cut], room, min(self.overlap, room - longest)):
-                inside = [token for word in window for token in cut[word]]
+            windows = []
+            for window in word_windows([len(t) for t in tokens_by_word], room, min(self.overlap, room - longest)):
+                inside = [token for word in window for token in tokens_by_word[word]]
                 ids = [specials[0], *(i for i, _ in inside), specials[1]]
                 offsets = [(0, 0), *(span for _, span in inside), (0, 0)]
-                made.append(Feature(ids, [0] * len(ids), number, None, offsets))
+                windows.append(Feature(ids, [0] * len(ids), number, None, offsets))
             if example.words or example.spans or example.intent is not None:
-                made = self._with_targets(made, own, example)
-            features += made
+                windows = self._with_targets(windows, spans, example)
+            features += windows
         return features
 
     def _with_targets(self, features: list[Feature], words: Words, example: TaggedExample) -> list[Feature]:
@@ -152,10 +153,10 @@ class TagTask(Task):
     ) -> list[TagResult]:
         """The entities of each text, from (tokens, labels) scores of each feature."""
         results = []
-        for example, own in zip(examples, group_features(features, len(examples)), strict=True):
+        for example, indices in zip(examples, group_features(features, len(examples)), strict=True):
             words = example_words(example)
-            positions = label_tokens([features[i] for i in own], words)
-            table = [np.asarray(scores[own[window]][token], np.float64) for window, token in positions]
+            positions = label_tokens([features[i] for i in indices], words)
+            table = [np.asarray(scores[indices[window]][token], np.float64) for window, token in positions]
             results.append(TagResult(example.text, self._entities(example.text, words, np.array(table))))
         return results
 
@@ -264,8 +265,8 @@ class IntentTask(Task):
         probabilities /= np.maximum(probabilities.sum(1, keepdims=True), 1e-300)
         slots = self.slots.results([tags for _, tags in scores], features, examples)
         return [
-            IntentResult(self.intents[int(row.argmax())], float(row.max()), found.spans)
-            for row, found in zip(probabilities, slots, strict=True)
+            IntentResult(self.intents[int(row.argmax())], float(row.max()), tagged.spans)
+            for row, tagged in zip(probabilities, slots, strict=True)
         ]
 
     def measure(self, results: Sequence[IntentResult], examples: Sequence[TaggedExample]) -> dict[str, float]:
@@ -286,10 +287,10 @@ def entity_metrics(predicted: Sequence[Sequence[Entity | Span]], examples: Seque
     report = need("seqeval.metrics", "train", "measuring entities").classification_report
     words = [example_words(example) for example in examples]
     truth = [iob2_tags(w, e.spans, e.where) for w, e in zip(words, examples, strict=True)]
-    found = [iob2_tags(w, spans) for w, spans in zip(words, predicted, strict=True)]
-    if not any(tag != "O" for tags in (*truth, *found) for tag in tags):
+    predictions = [iob2_tags(w, spans) for w, spans in zip(words, predicted, strict=True)]
+    if not any(tag != "O" for tags in (*truth, *predictions) for tag in tags):
         return {"f1": 0.0, "precision": 0.0, "recall": 0.0}  # seqeval would divide 0 by 0
-    rows = report(truth, found, output_dict=True, zero_division=0)
+    rows = report(truth, predictions, output_dict=True, zero_division=0)
     total = rows["micro avg"]
     names = [name for name in rows if name not in ("micro avg", "macro avg", "weighted avg")]
     return {

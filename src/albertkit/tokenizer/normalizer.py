@@ -49,12 +49,12 @@ class Charsmap:
     def _is_replaced(self, c: str) -> bool:
         """Whether a printable ASCII character is replaced, or begins a longer string of such characters."""
         units = self.units
-        here = self.jump(units[0]) ^ ord(c)
-        if here >= len(units) or units[here] & 0x800000FF != ord(c):
+        position = self.jump(units[0]) ^ ord(c)
+        if position >= len(units) or units[position] & 0x800000FF != ord(c):
             return False
-        below = here ^ self.jump(units[here])
+        below = position ^ self.jump(units[position])
         after = ((below ^ byte, byte) for byte in range(32, 127))
-        return units[here] >> 8 & 1 == 1 or any(i < len(units) and units[i] & 0x800000FF == b for i, b in after)
+        return units[position] >> 8 & 1 == 1 or any(i < len(units) and units[i] & 0x800000FF == b for i, b in after)
 
     @staticmethod
     def jump(unit: int) -> int:
@@ -69,7 +69,7 @@ class Charsmap:
             raise _damaged_table(error) from None
 
     def _find_continuations(self) -> set[str]:
-        found: set[str] = set()
+        continuations: set[str] = set()
         children: dict[int, list[int]] = {}  # a unit at j with label l is a child of the node with base j ^ l
         for index, unit in enumerate(self.units):
             if unit < 1 << 31 and unit & 255:
@@ -86,7 +86,7 @@ class Charsmap:
                 width = 1 + sum(character[0] >= least for least in (0xC0, 0xE0, 0xF0))
                 is_complete = len(character) == width
                 if is_complete and not is_first:
-                    found.add(character.decode())
+                    continuations.add(character.decode())
                 if is_complete and character == b" " and (not is_first or below in children):
                     raise ValueError("it replaces strings that contain spaces")
                 state = (below, b"" if is_complete else character, is_first and not is_complete)
@@ -95,7 +95,7 @@ class Charsmap:
                     todo.append(state)
             if len(seen) > NODE_LIMIT:
                 raise ValueError("its trie is too large")
-        return found
+        return continuations
 
     def replacement(self, unit: int) -> str:
         start = unit & 0x7FFFFFFF
@@ -107,16 +107,16 @@ class Charsmap:
     def longest_match(self, text: str, at: int) -> tuple[int, str]:
         """The longest match at position `at`: its length in characters, and its replacement."""
         units, size, new = self.units, 1, text[at]
-        here = self.jump(units[0])
+        position = self.jump(units[0])
         for count, c in enumerate(text[at : at + 64], start=1):
             for byte in c.encode():
-                here ^= byte
-                if here >= len(units) or units[here] & 0x800000FF != byte:
+                position ^= byte
+                if position >= len(units) or units[position] & 0x800000FF != byte:
                     return size, new
-                leaf = units[here] >> 8 & 1
-                here ^= self.jump(units[here])
+                leaf = units[position] >> 8 & 1
+                position ^= self.jump(units[position])
             if leaf:
-                size, new = count, self.replacement(units[here])
+                size, new = count, self.replacement(units[position])
         return size, new
 
 
@@ -176,10 +176,10 @@ class Normalizer:
         """One space between words and none at the ends."""
         if "  " not in text and text[:1] != " " and text[-1:] != " ":
             return text, spans
-        kept = [i for i, c in enumerate(text) if c != " " or (i and text[i - 1] != " ")]
-        while kept and text[kept[-1]] == " ":
-            kept.pop()
-        return "".join([text[i] for i in kept]), [spans[i] if spans else (i, i + 1) for i in kept]
+        indices = [i for i, c in enumerate(text) if c != " " or (i and text[i - 1] != " ")]
+        while indices and text[indices[-1]] == " ":
+            indices.pop()
+        return "".join([text[i] for i in indices]), [spans[i] if spans else (i, i + 1) for i in indices]
 
     def _normalize_character(self, c: str) -> str:
         """The normalised form of one character, or the mark if it depends on its neighbours."""
@@ -228,8 +228,8 @@ class Normalizer:
             if not new and spans and unicodedata.combining(text[end - 1]):
                 spans[-1] = (spans[-1][0], end)
             at += size
-        kept = len("".join(out).rstrip(" " + SPACE))  # SentencePiece treats a literal ▁ at the end as a space
-        normalized, places = self._collapse_spaces("".join(out)[:kept], spans[:kept])
+        length = len("".join(out).rstrip(" " + SPACE))  # SentencePiece treats a literal ▁ at the end as a space
+        normalized, places = self._collapse_spaces("".join(out)[:length], spans[:length])
         if normalized.startswith(SPACE) and places:  # a literal ▁ at the start has the text's own ▁ before it
             normalized, places = SPACE + normalized, [places[0], *places]
         return normalized, places

@@ -224,12 +224,12 @@ class Tokenizer:
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id."""
-        found = []
+        tokens = []
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise AlbertkitError(f"id {i} is not in the vocabulary. Pass ids from 0 to {self.vocab_size - 1}.")
-            found.append(self.vocabulary.tokens[i])
-        return found
+            tokens.append(self.vocabulary.tokens[i])
+        return tokens
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, or None if it is not in the vocabulary."""

@@ -74,11 +74,11 @@ def _read_options(path: Path) -> dict[str, bool]:
     """The rules for case, accents and words in a tokenizer_config.json."""
     data = read_json(path) if path.is_file() else {}
     keys = ("do_lower_case", "keep_accents", "strip_accents", "do_basic_tokenize", "tokenize_chinese_chars")
-    found = {key: data[key] for key in keys if data.get(key) is not None}
-    for key, value in found.items():
+    options = {key: data[key] for key in keys if data.get(key) is not None}
+    for key, value in options.items():
         if not isinstance(value, bool):
             raise AlbertkitError(f"{key} in {path} is {value!r}. Set it to true or false.")
-    return found
+    return options
 
 
 def read_tokenizer_json(path: Path) -> Vocabulary:

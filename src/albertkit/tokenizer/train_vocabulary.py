@@ -44,8 +44,7 @@ def train_unigram(
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=first, unk_token="<unk>", show_progress=False
     )
-    found = {token: round(score, 4) for token, score in _train(tokenizer, lines, trainer)}
-    trained = {token: score for token, score in found.items() if token not in first}
+    trained = {token: round(score, 4) for token, score in _train(tokenizer, lines, trainer) if token not in first}
     if not trained:
         raise AlbertkitError(NO_VOCABULARY)
     letters = sorted(token for token in trained if len(token) == 1)

@@ -51,10 +51,10 @@ class Unigram:
         self.vocabulary = vocabulary
         rules = (vocabulary.lower, vocabulary.strip_accents, vocabulary.split_scripts)
         self.normalize = Normalizer(vocabulary.charsmap, *rules)
-        self._found = vocabulary.ids.copy()
+        self._token_ids = vocabulary.ids.copy()
         for i in vocabulary.hidden:
-            del self._found[vocabulary.tokens[i]]  # "<pad>" in a text is ordinary text
-        self._longest = max(map(len, self._found), default=1)
+            del self._token_ids[vocabulary.tokens[i]]  # "<pad>" in a text is ordinary text
+        self._longest = max(map(len, self._token_ids), default=1)
         self._longest_from: dict[str, int] = {}  # the same for tokens with a first character, if many words were found
         self._unknown_score = min(vocabulary.scores) - UNKNOWN_PENALTY
         self._cache: dict[str, tuple[int, ...]] = {}
@@ -67,9 +67,9 @@ class Unigram:
             split = [text.split() for text in chunk]
             find = self._cache_words(split).__getitem__
             result += [list(chain.from_iterable(map(find, words))) for words in split]
-            for at, text in enumerate(chunk, start=start):
+            for index, text in enumerate(chunk, start=start):
                 if SPACE in text:  # a literal "▁" joins words, and is special at both ends of a text
-                    result[at] = self.spans([text])[0].ids
+                    result[index] = self.spans([text])[0].ids
         return result
 
     def _cache_words(self, texts: list[list[str]]) -> dict[str, tuple[int, ...]]:
@@ -81,41 +81,38 @@ class Unigram:
         self._cached_bytes += sum(map(len, new)) + WORD_BYTES * len(new)
         normalized = ["" if SPACE in word else self.normalize(word)[0] for word in new]
         units = [[unit for _, unit in self._units(text)] for text in normalized]
-        found = self._find(chain.from_iterable(units))
+        unit_tokens = self._find(chain.from_iterable(units))
         for word, text, parts in zip(new, normalized, units, strict=True):
-            ids = [i for unit in parts for i in found[unit][0]]
-            cache[word] = tuple(self._split_commas(ids) if "," in text else ids)
+            ids = [i for unit in parts for i in unit_tokens[unit][0]]
+            if "," in text:
+                ids = [part for i in ids for part in self.digit_comma_splits.get(i, ([i], [-1]))[0]]
+            cache[word] = tuple(ids)
         return cache
-
-    def _split_commas(self, ids: list[int]) -> list[int]:
-        """Ids with the digit-comma rule."""
-        splits = self.digit_comma_splits
-        return [part for i in ids for part in (splits[i][0] if i in splits else (i,))]
 
     def spans(self, texts: Sequence[str]) -> list[TokenSpans]:
         """The tokens of many texts with their offsets."""
         normalized = [self.normalize(text) for text in texts]
         units = [self._units(text) for text, _ in normalized]
-        found = self._find(unit for text in units for _, unit in text)
-        return [self._map_offsets(text, u, found, spans) for u, (text, spans) in zip(units, normalized, strict=True)]
+        tokens = self._find(unit for text in units for _, unit in text)
+        return [self._map_offsets(text, u, tokens, spans) for u, (text, spans) in zip(units, normalized, strict=True)]
 
     def spans_inside_word(self, text: str) -> TokenSpans:
         """The tokens of a text that begins inside a word: the first has no "▁"."""
         normalized, spans = self.normalize(text)
         head, space, tail = normalized.partition(" ")
         units, later = self._units(space + tail), None
-        found = self._find([head, *(unit for _, unit in units)])
-        out = self._map_offsets(head, [(0, head)], found, spans)
+        unit_tokens = self._find([head, *(unit for _, unit in units)])
+        out = self._map_offsets(head, [(0, head)], unit_tokens, spans)
         if tail:
             later = spans[len(head) :] if spans else [(i, i + 1) for i in range(len(head), len(normalized))]
-            out.append(self._map_offsets(space + tail, units, found, later), 0)
+            out.append(self._map_offsets(space + tail, units, unit_tokens, later), 0)
         return out
 
     def _map_offsets(
-        self, text: str, units: list[tuple[int, str]], found: UnitTokens, spans: Spans | None
+        self, text: str, units: list[tuple[int, str]], unit_tokens: UnitTokens, spans: Spans | None
     ) -> TokenSpans:
         """The tokens of units with offsets into the original text, without spaces, and the digit-comma rule."""
-        ids, offsets = _join_units(units, found)
+        ids, offsets = _join_units(units, unit_tokens)
         offsets = [(a + 1, b) if text[a] == " " else (a, b) for a, b in offsets]
         space_id = self.vocabulary.ids.get(SPACE)
         if ids and ids[0] == space_id and text[0] != " ":
@@ -143,8 +140,8 @@ class Unigram:
         for token_id, token in enumerate(tokens):
             if token.endswith(",") and is_digit_comma(token) and token_id not in self.vocabulary.hidden:
                 units = self._units(self.normalize(token[:-1].replace(SPACE, ""))[0])
-                found, offsets = _join_units(units, self._find(unit for _, unit in units))
-                parts = [tokens[i] for i in found]
+                token_ids, offsets = _join_units(units, self._find(unit for _, unit in units))
+                parts = [tokens[i] for i in token_ids]
                 sizes = [0 if p == SPACE else b - a for p, (a, b) in zip(parts, offsets, strict=True)]
                 if parts and token[0] != SPACE and parts[0][0] == SPACE:
                     parts[0] = parts[0][1:]
@@ -156,34 +153,35 @@ class Unigram:
 
     def _units(self, text: str) -> list[tuple[int, str]]:
         """The parts of a text that are tokenized by themselves, each with its place. A "▁" is put before the text."""
-        marked, at = text.replace(" ", SPACE), 0
+        marked, offset = text.replace(" ", SPACE), 0
         if marked and marked[0] != SPACE:
-            marked, at = SPACE + marked, -1
-        units = [(at + found.start(), found[0]) for found in UNITS.finditer(marked)]
+            marked, offset = SPACE + marked, -1
+        units = [(offset + match.start(), match[0]) for match in UNITS.finditer(marked)]
         if not self.vocabulary.split_scripts:
             return units
-        return [(at + 1, unit[1:]) if BARE_MARK.match(unit) else (at, unit) for at, unit in units]
+        return [(offset + 1, unit[1:]) if BARE_MARK.match(unit) else (offset, unit) for offset, unit in units]
 
     def _find(self, units: Iterable[str]) -> UnitTokens:
         """The tokens of each distinct unit."""
         new = list(dict.fromkeys(units))
         if not self._longest_from and sum(map(len, new)) > MANY_CHARACTERS:
-            self._longest_from = {token[0]: len(token) for token in sorted(self._found, key=len) if token}
+            self._longest_from = {token[0]: len(token) for token in sorted(self._token_ids, key=len) if token}
         return {unit: self._best_tokens(unit) for unit in new}
 
     def _best_tokens(self, text: str) -> tuple[list[int], list[int]]:
         """The tokens with the highest sum of scores (Viterbi), and where each ends."""
-        find, scores, unknown, size = self._found.get, self.vocabulary.scores, self.vocabulary.unk_id or 0, len(text)
+        find, scores = self._token_ids.get, self.vocabulary.scores
+        unknown, size = self.vocabulary.unk_id or 0, len(text)
         longest_from, longest = self._longest_from.get, self._longest
         best, last, starts = [0.0] + [-math.inf] * size, [unknown] * (size + 1), [0] * (size + 1)  # at each end
         for start in range(size):
-            here = best[start]
-            if text[start] not in self._found and here + self._unknown_score > best[start + 1]:
-                best[start + 1], last[start + 1], starts[start + 1] = here + self._unknown_score, unknown, start
+            score = best[start]
+            if text[start] not in self._token_ids and score + self._unknown_score > best[start + 1]:
+                best[start + 1], last[start + 1], starts[start + 1] = score + self._unknown_score, unknown, start
             for end in range(start + 1, min(start + longest_from(text[start], longest), size) + 1):
                 token = find(text[start:end])
-                if token is not None and here + scores[token] > best[end]:
-                    best[end], last[end], starts[end] = here + scores[token], token, start
+                if token is not None and score + scores[token] > best[end]:
+                    best[end], last[end], starts[end] = score + scores[token], token, start
         ids: list[int] = []
         ends: list[int] = []
         end = size
@@ -197,11 +195,11 @@ class Unigram:
         return ids[::-1], ends[::-1]
 
 
-def _join_units(units: list[tuple[int, str]], found: UnitTokens) -> tuple[list[int], Spans]:
+def _join_units(units: list[tuple[int, str]], unit_tokens: UnitTokens) -> tuple[list[int], Spans]:
     """The ids of units side by side, and the characters of each token."""
     ids: list[int] = []
     spans: Spans = []
-    for at, unit in units:
-        ids += found[unit][0]
-        spans += [(max(at + start, 0), at + end) for start, end in pairwise((0, *found[unit][1]))]
+    for offset, unit in units:
+        ids += unit_tokens[unit][0]
+        spans += [(max(offset + start, 0), offset + end) for start, end in pairwise((0, *unit_tokens[unit][1]))]
     return ids, spans

@@ -69,15 +69,15 @@ class CharacterRules(dict[int, str]):
             return ""
         if c.isspace():
             return " "
-        made = unicodedata.normalize("NFD", c) if self.strip else c
-        return f" {made} " if IDEOGRAPHS.match(c) else made
+        decomposed = unicodedata.normalize("NFD", c) if self.strip else c
+        return f" {decomposed} " if IDEOGRAPHS.match(c) else decomposed
 
     def _finish(self, c: str) -> str:
         """No accents, lower case, spaces around punctuation."""
         if self.strip and unicodedata.category(c) == "Mn":
             return ""
-        made = c.lower() if self.lower else c
-        return f" {made} " if is_punctuation(made) else made
+        character = c.lower() if self.lower else c
+        return f" {character} " if is_punctuation(character) else character
 
     def normalize(self, text: str) -> tuple[str, list[int]]:
         """The normalised text, and the place in the text that each of its characters comes from."""
@@ -119,8 +119,8 @@ class WordPiece:
         """The ids of many texts."""
         normalized = (text.translate(self.rules) for text in texts)
         split = [
-            (self.normalize(text)[0] if CharacterRules.MARK in made else made).split(" ")
-            for text, made in zip(texts, normalized, strict=True)
+            (self.normalize(text)[0] if CharacterRules.MARK in characters else characters).split(" ")
+            for text, characters in zip(texts, normalized, strict=True)
         ]
         find = self._cache_words(split).__getitem__
         return [list(chain.from_iterable(map(find, words))) for words in split]
@@ -128,7 +128,7 @@ class WordPiece:
     def spans(self, texts: Sequence[str]) -> list[TokenSpans]:
         """The tokens of many texts with their offsets."""
         normalized = [self.normalize(text) for text in texts]
-        split = [[(found[0], found.start()) for found in WORD.finditer(text)] for text, _ in normalized]
+        split = [[(match[0], match.start()) for match in WORD.finditer(text)] for text, _ in normalized]
         cache = self._cache_words([[word for word, _ in words] for words in split])
         rows = zip(split, normalized, strict=True)
         return [self._map_offsets(words, places, cache) for words, (_, places) in rows]
@@ -180,7 +180,9 @@ def join_tokens(tokens: Iterable[str]) -> str:
     """The text of tokens: a space before each word, and none before punctuation and contractions."""
     parts = []
     for number, token in enumerate(tokens):
-        part = token.replace(INSIDE, "", 1) if token.startswith(INSIDE) and number else f" {token}" if number else token
+        part = token
+        if number:
+            part = token.removeprefix(INSIDE) if token.startswith(INSIDE) else f" {token}"
         for old, new in CONTRACTIONS:
             part = part.replace(old, new)
         parts.append(part)

@@ -177,11 +177,11 @@ def _predicts_the_same(run: FinetuneTask) -> bool:
 
 def _predicts_the_mean(run: FinetuneTask) -> bool:
     """Both sides are centred: values that are all too high, but in the right order, do not count as a collapse."""
-    known = [i for i, feature in enumerate(run.dev_features) if feature.target is not None]
-    if len(known) < MIN_VALUES:
+    labelled = [i for i, feature in enumerate(run.dev_features) if feature.target is not None]
+    if len(labelled) < MIN_VALUES:
         return False
-    values = np.array([np.ravel(run.last_scores[i])[0] for i in known], np.float64)
-    labels = np.array([run.dev_features[i].target for i in known], np.float64)
+    values = np.array([np.ravel(run.last_scores[i])[0] for i in labelled], np.float64)
+    labels = np.array([run.dev_features[i].target for i in labelled], np.float64)
     values, labels = values - values.mean(), labels - labels.mean()
     error = min(((values / temperature - labels) ** 2).mean() for temperature in TEMPERATURES)
     return bool(labels.any() and error >= CHANCE * (labels**2).mean())
@@ -204,9 +204,9 @@ def _predicts_class_frequencies(run: FinetuneTask) -> bool:
 
 def _predicts_label_frequencies(run: FinetuneTask) -> bool:
     """The same for several labels per text. Scores are centred and added to the log-odds of the frequencies."""
-    known = [i for i, feature in enumerate(run.dev_features) if feature.target is not None]
-    labels = np.array([run.dev_features[i].target for i in known], np.float64)
-    scores = np.array([run.last_scores[i] for i in known], np.float64)
+    labelled = [i for i, feature in enumerate(run.dev_features) if feature.target is not None]
+    labels = np.array([run.dev_features[i].target for i in labelled], np.float64)
+    scores = np.array([run.last_scores[i] for i in labelled], np.float64)
     targets = np.array([f.target for unit in run.features for f in unit], np.float64)
     frequencies = (targets.sum(0) + 1) / (len(targets) + 2)
     log_odds, centred = np.log(frequencies / (1 - frequencies)), scores - scores.mean(0)
@@ -227,7 +227,7 @@ def _rows_with_labels(
         width = max(map(len, parts))
         rows = np.stack([np.pad(part, (0, width - len(part)), constant_values=-np.inf) for part in parts])
         return rows.astype(np.float64), np.array([targets[i] for i in firsts])
-    known = [i for i, target in enumerate(targets) if target is not None]
-    rows = np.concatenate([np.atleast_2d(scores[i]) for i in known]).astype(np.float64)
-    labels = np.concatenate([np.ravel(targets[i]) for i in known])
+    labelled = [i for i, target in enumerate(targets) if target is not None]
+    rows = np.concatenate([np.atleast_2d(scores[i]) for i in labelled]).astype(np.float64)
+    labels = np.concatenate([np.ravel(targets[i]) for i in labelled])
     return rows[labels != IGNORE_INDEX], labels[labels != IGNORE_INDEX]

@@ -146,8 +146,8 @@ class CorpusDistillation:
         """Draw passages from the corpus and store them with the teachers' vectors."""
         corpus, seed = Shards.open(self.corpus), self.settings.seed
         tokenizer, shards = corpus.tokenizer(), corpus.split("train")
-        known = [tokenizer.decode(ids) for ids in distinct_words(shards, seed)] if self.distill.everyday else []
-        sentences = tokenizer.ids_batch(list(everyday_sentences(self.distill.everyday, seed, known)))
+        words = [tokenizer.decode(ids) for ids in distinct_words(shards, seed)] if self.distill.everyday else []
+        sentences = tokenizer.ids_batch(list(everyday_sentences(self.distill.everyday, seed, words)))
         shares = PassageShares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
         draw_passages(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
         passages, device = Passages.open(texts), choose_device(self.settings.device)

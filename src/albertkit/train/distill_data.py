@@ -17,7 +17,7 @@ from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.options import setting
 from albertkit.tasks import TASKS, load_task
-from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
+from albertkit.tasks.dataset import check_known_labels, read_splits, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
@@ -131,14 +131,14 @@ class DistillData:
 
     def texts(self) -> list[str]:
         """The first training texts, where examples contain one."""
-        found = []
+        texts = []
         for example in self.train[:4096]:
             text = example
             if not isinstance(example, str):
                 text = getattr(example, "text", None) or getattr(example, "context", None)
             if isinstance(text, str) and text.strip():
-                found.append(text)
-        return found
+                texts.append(text)
+        return texts
 
 
 def data_for_model(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:
@@ -175,7 +175,7 @@ def read_labelled(
     metadata: ArtifactMetadata, train: Path, dev: Path | None, options: ReadOptions, log: Log
 ) -> tuple[list[Any], list[Any]]:
     """Training and held-out examples of a fine-tuned model's task; without a held-out file, one in ten is held out."""
-    parts = read_parts(metadata.task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
+    parts = read_splits(metadata.task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
     log_unknown_labels(metadata, parts["train"], "which cannot be learnt", log)
     if dev is None:
         return split_examples(parts["train"])
@@ -187,7 +187,7 @@ def read_check_examples(metadata: ArtifactMetadata, path: Path, options: ReadOpt
     """The data for `quantize --check`: labelled examples for a fine-tuned model, texts for any other."""
     if metadata.task not in TASKS:
         return _texts(path, options)
-    examples = read_parts(metadata.task, {"test": path}, options, log)["test"]
+    examples = read_splits(metadata.task, {"test": path}, options, log)["test"]
     consequence = "counted as missed before and after, so the measured loss is too small"
     log_unknown_labels(metadata, examples, consequence, log)
     return examples
@@ -214,7 +214,7 @@ def read_teacher_data(
             f"{teacher} was fine-tuned for pairs of texts, and {data} contains single lines. "
             "Pass a table with both texts, as for finetune."
         )
-    held_out = [] if dev is None else read_parts(metadata.task, {"dev": dev}, options, log)["dev"]
+    held_out = [] if dev is None else read_splits(metadata.task, {"dev": dev}, options, log)["dev"]
     log_unknown_labels(metadata, held_out, "counted as missed", log)
     label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
     examples = [TextExample(text, label=label) for text in read_texts(data)]

@@ -258,8 +258,8 @@ class DistillTask(finetune.FinetuneTask):
 
     def micro_batch(self, units: list[list[Feature]], processes: ProcessGroup) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples, indices of each one's feature and example)."""
-        batch, both, texts = super().micro_batch(units, processes)
-        return batch, [target for target, _ in both], texts, [row for _, row in both]
+        batch, pairs, texts = super().micro_batch(units, processes)
+        return batch, [target for target, _ in pairs], texts, [row for _, row in pairs]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

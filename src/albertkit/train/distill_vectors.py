@@ -136,8 +136,8 @@ class VectorDistillTask:
 
     def draw_texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
         """Ids and targets of texts of one length. The length is drawn by its frequency."""
-        at = int(rng.choice(len(self.lengths), p=self.length_probabilities))
-        length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
+        row = int(rng.choice(len(self.lengths), p=self.length_probabilities))
+        length, first, count = int(self.lengths[row]), int(self.firsts[row]), int(self.counts[row])
         rows = min(count, self.distill.max_texts, max(8, self.distill.batch_tokens // (length + 2)))
         drawn = rng.permutation(count)[:rows] if count < 4 * rows else rng.integers(0, count, rows)
         runs = int(rows * self.distill.neighbor_share) // RUN

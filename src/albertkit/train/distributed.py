@@ -68,16 +68,16 @@ class ProcessGroup:
 @contextmanager
 def process_group(device: str, precision: str = "auto") -> Iterator[ProcessGroup]:
     """Join the process group that `torchrun` started, and destroy it at the end."""
-    chosen = choose_device(device)
-    check_precision(precision, chosen)
+    torch_device = choose_device(device)
+    check_precision(precision, torch_device)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+    if torch_device.type == "cuda":
+        torch.cuda.set_device(torch_device)
     if world_size > 1:
-        _init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        _init_process_group("nccl" if torch_device.type == "cuda" else "gloo")
     try:
-        with fast_float32_products(chosen):
-            yield ProcessGroup(int(os.environ.get("RANK", 0)) if world_size > 1 else 0, world_size, chosen)
+        with fast_float32_products(torch_device):
+            yield ProcessGroup(int(os.environ.get("RANK", 0)) if world_size > 1 else 0, world_size, torch_device)
     finally:
         if world_size > 1:
             dist.destroy_process_group()
@@ -163,8 +163,8 @@ def has_amd_avx512() -> bool:
     """Whether this is an AMD processor with AVX-512 and without AMX, and this version of torch recognises it."""
     if not hasattr(torch.cpu, "get_capabilities"):
         return False
-    found = torch.cpu.get_capabilities()
-    return "AMD" in found.get("cpu_name", "") and found.get("avx512_f", False) and not found.get("amx_tile", False)
+    cpu = torch.cpu.get_capabilities()
+    return "AMD" in cpu.get("cpu_name", "") and cpu.get("avx512_f", False) and not cpu.get("amx_tile", False)
 
 
 @contextmanager

@@ -186,7 +186,7 @@ class ElasticTask(FinetuneTask):
         self.last_scores, self.results = scores[full_depth], results[full_depth]
         metrics = self.task.measure(self.results, self.dev)
         name = self.metric or next(iter(metrics))
-        at_depth = {depth: self.task.measure(found, self.dev)[name] for depth, found in results.items()}
+        at_depth = {depth: self.task.measure(result, self.dev)[name] for depth, result in results.items()}
         sign = -1 if lower_is_better(name) else 1
         mean = float(np.mean(list(at_depth.values()))) if self.elastic.elastic else metrics[name]
         calibration = calibrate_scores(self.task, scores, self.dev_features, self.dev, results)

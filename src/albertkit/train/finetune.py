@@ -31,7 +31,7 @@ from albertkit.runtime.predict import predict
 from albertkit.runtime.runtime_model import Depth
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.dataset import check_known_labels, check_labels, check_overlap, read_parts, split_examples
+from albertkit.tasks.dataset import check_known_labels, check_labels, check_overlap, read_splits, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
@@ -90,7 +90,7 @@ def finetune(
     sources = {"train": train} if dev is None else {"train": train, "dev": dev}
     if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
         raise AlbertkitError("an option for reading files was passed with lists of examples. Omit it, or pass files.")
-    parts = read_parts(task, sources, reading, log)
+    parts = read_splits(task, sources, reading, log)
     examples, held_out = parts["train"], parts.get("dev", [])
     notes = check_labels(examples, held_out) if log is _no_log else ()
     if dev is None:
@@ -123,11 +123,11 @@ def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, 
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}. Choose one of {', '.join(TASKS)}.")
     learning, reading = ({field.name for field in dataclasses.fields(c)} for c in (FinetuneSettings, ReadOptions))
-    known = (*sorted(learning | reading), *TASKS[task].setting_names)
-    unknown = next((name for name in options if name not in known), None)
+    option_names = (*sorted(learning | reading), *TASKS[task].setting_names)
+    unknown = next((name for name in options if name not in option_names), None)
     if unknown is not None:
-        hint = nearest(unknown, known)
-        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}. Choose one of {', '.join(known)}.")
+        hint = nearest(unknown, option_names)
+        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}. Choose one of {', '.join(option_names)}.")
     settings, read = ({n: value for n, value in options.items() if n in names} for names in (learning, reading))
     task_options = {name: value for name, value in options.items() if name not in learning | reading}
     return settings, ReadOptions(**read), task_options  # type: ignore[arg-type]
@@ -169,8 +169,8 @@ def finetune_examples(
                 f"shots={settings.shots} is not available: {task} has no classes to draw from. Omit --shots."
             )
         train = draw_shots(train, settings.shots, settings.seed)
-    made = _make_task(task, train, settings, head, task_options)
-    return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
+    training_task = _make_task(task, train, settings, head, task_options)
+    return run_seeds(FinetuneJob(training_task, artifact, train, dev, output, settings), log)
 
 
 def _check_frozen(
@@ -258,7 +258,7 @@ def evaluate(
         need("sacrebleu", "generate", "measuring generated texts")
     if isinstance(albert.task, ClassifyTask) and options.kind == "auto" and options.separator is None:
         options = dataclasses.replace(options, kind=albert.task.kind, separator=albert.task.separator)
-    examples = read_parts(task, {"test": test}, options, log)["test"]
+    examples = read_splits(task, {"test": test}, options, log)["test"]
     for text in check_known_labels(albert.task, examples):
         log(text)
         if log is _no_log:

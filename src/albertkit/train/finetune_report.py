@@ -82,12 +82,12 @@ def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list
         lines += [f"**{failed['failure'].capitalize()}:** {failed['failed']}. {failed['remedy']}", ""]
     spread = artifact.metadata.metrics.get("dev over seeds")
     if spread:
-        some = list(spread.items())[:MAX_COLUMNS]
-        shown = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in some)
+        columns = list(spread.items())[:MAX_COLUMNS]
+        shown = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in columns)
         lines += [f"Over {len(runs)} seeds: {shown}.", ""]
-    at = artifact.metadata.metrics.get("dev at depth")
-    if at:
-        lines += table(["depth", *at], [["score", *(f"{value:.4f}" for value in at.values())]])
+    by_depth = artifact.metadata.metrics.get("dev at depth")
+    if by_depth:
+        lines += table(["depth", *by_depth], [["score", *(f"{value:.4f}" for value in by_depth.values())]])
     if len(run.dev):
         if isinstance(run.task, ClassifyTask) and run.task.kind == "single":
             lines += draw_confusion(output / "confusion.png", run)
@@ -166,9 +166,9 @@ def _format_answer(value: Any, example: Any) -> Any:
     return shown if intent is None else f"{intent}; {shown}"
 
 
-def _cell(value: object, most: int = 60) -> str:
+def _cell(value: object, limit: int = 60) -> str:
     text = str(value).replace("|", "\\|").replace("\n", " ")
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def correct_answer(example: Example) -> object:
@@ -184,7 +184,9 @@ def correct_answer(example: Example) -> object:
     if hasattr(example, "state"):
         return dict(example.state)
     label = getattr(example, "label", None)
-    return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
+    if isinstance(label, float):
+        return round(label, 2)
+    return tuple(sorted(label)) if isinstance(label, tuple) else label
 
 
 def _error_severity(example: Any, result: Any) -> float:

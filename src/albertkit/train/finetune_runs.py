@@ -103,7 +103,7 @@ def _run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
 
 def _with_spread(artifact: Artifact, metrics: list[dict[str, float]]) -> Artifact:
     """The artifact with the mean and the standard deviation of each metric over the seeds."""
-    values = {name: [one[name] for one in metrics] for name in metrics[0]}
+    values = {name: [run[name] for run in metrics] for name in metrics[0]}
     spread = {name: [statistics.fmean(v), statistics.stdev(v)] for name, v in values.items()}
     meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
     return dataclasses.replace(artifact, metadata=meta)

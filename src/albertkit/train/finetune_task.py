@@ -179,12 +179,12 @@ class FinetuneTask:
         epoch, number = self.position
         batch = self.order(epoch)[number]
         self.position = (epoch, number + 1) if number + 1 < len(self.order(epoch)) else (epoch + 1, 0)
-        own = batch[processes.rank :: processes.world_size] if len(batch) >= processes.world_size else batch
-        size = self.settings.micro_batch_size or len(own)
+        units = batch[processes.rank :: processes.world_size] if len(batch) >= processes.world_size else batch
+        size = self.settings.micro_batch_size or len(units)
         tokens = sum(len(f.ids) for i in batch for f in self.features[i])
         micro_batches = [
-            self.micro_batch([self.features[i] for i in own[start : start + size]], processes)
-            for start in range(0, len(own), size)
+            self.micro_batch([self.features[i] for i in units[start : start + size]], processes)
+            for start in range(0, len(units), size)
         ]
         return micro_batches, tokens
 
@@ -303,10 +303,10 @@ def compute_scores(
     scores: list[Any] = [None] * len(features)
     device = next(objective.parameters()).device
     for numbers in group_by_length([len(f.ids) for f in features], EVAL_TOKENS, EVAL_TOKENS):
-        chosen = [features[i] for i in numbers]
-        targets = [f.target for f in chosen]
+        batch_features = [features[i] for i in numbers]
+        targets = [f.target for f in batch_features]
         with torch.no_grad():
-            out = objective.run(make_batch(chosen).to(device), targets)
+            out = objective.run(make_batch(batch_features).to(device), targets)
         rows = split_token_scores(out, targets) if objective.heads == ("mlm",) else split_scores(out, objective.heads)
         for i, row in zip(numbers, rows, strict=True):
             scores[i] = row
@@ -374,13 +374,13 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
     lengths = list(out.encoded.batch.lengths)
     by_head: list[list[np.ndarray]] = []
     for head in heads:
-        found = out.heads[head]
+        output = out.heads[head]
         if head == "tag":
-            parts = found.logits.float().cpu().split(lengths)
+            parts = output.logits.float().cpu().split(lengths)
         elif head == "answer":
-            parts = torch.stack([found.start, found.end], -1).float().cpu().split(lengths)
+            parts = torch.stack([output.start, output.end], -1).float().cpu().split(lengths)
         else:
-            parts = getattr(found, "logits", found).float().cpu().unbind(0)
+            parts = getattr(output, "logits", output).float().cpu().unbind(0)
         by_head.append([part.numpy() for part in parts])
     return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
 

@@ -72,9 +72,9 @@ def train_frozen_head(
     dev_features = albert.task.features(dev, albert.tokenizer, albert.max_task_tokens)
     parts = {TRAIN: (train, features), HELD_OUT: (dev, dev_features)}
     report_truncated(albert.task, parts, albert.tokenizer, albert.max_task_tokens, albert.max_tokens)
-    with collect_problems() as found:
+    with collect_problems() as problems:
         results = predict(albert, dev, "classify") if len(dev) else []
-    report_problems(dataclasses.replace(sum(found, InputProblems()), truncated=0))  # they were reported by file
+    report_problems(dataclasses.replace(sum(problems, InputProblems()), truncated=0))  # they were reported by file
     metrics: dict[str, float] = {}
     if len(dev):
         metrics = albert.task.measure(results, dev)
@@ -145,9 +145,9 @@ def fit_head(
     step = {"step": "frozen classifier", "examples": len(examples), **head.details, "seed": settings.seed}
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
     details |= {"reads": "vector", "pairs": False, "max_length": length}
-    made = (*base.metadata.history, step)
+    history = (*base.metadata.history, step)
     meta = dataclasses.replace(
-        base.metadata, task="classify", labels=task.labels, history=made, quantization=None, details=details
+        base.metadata, task="classify", labels=task.labels, history=history, quantization=None, details=details
     )
     return Artifact(base.config, weights, base.tokenizer, meta)
 
@@ -194,16 +194,16 @@ def choose_base_model(task: str, examples: Sequence[Any], max_length: int) -> tu
     if len(examples) < MIN_TRIAL_EXAMPLES or not all(isinstance(e.label, str) for e in examples):
         return vectors, "it is trained for the meaning of whole texts"
     numbers = np.random.default_rng(0).permutation(len(examples))[:MAX_TRIAL_EXAMPLES]
-    chosen = [examples[i] for i in numbers]
-    labels = np.unique([e.label for e in chosen], return_inverse=True)[1]
+    sample = [examples[i] for i in numbers]
+    labels = np.unique([e.label for e in sample], return_inverse=True)[1]
     accuracy = {
-        name: linear_accuracy(encode_texts(Albert(builtin.resolve(name)), chosen, max_length), labels)
+        name: linear_accuracy(encode_texts(Albert(builtin.resolve(name)), sample, max_length), labels)
         for name in (vectors, pretrained)
     }
     is_better = 1 - accuracy[vectors] < ERROR_RATIO * (1 - accuracy[pretrained])
     shown = " and ".join(f"{value:.1%} with {name}" for name, value in accuracy.items())
     name = vectors if is_better else pretrained
-    return name, f"the accuracy of a linear model on {len(chosen):,} vectors is {shown}"
+    return name, f"the accuracy of a linear model on {len(sample):,} vectors is {shown}"
 
 
 def linear_accuracy(vectors: np.ndarray, labels: np.ndarray) -> float:

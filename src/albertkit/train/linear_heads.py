@@ -95,8 +95,9 @@ def leave_one_out(
     """Scores (texts, classes) without a scale. The centroid of a text's own class is computed without the text."""
     scores = vectors @ centroids.T + bias
     others = counts[targets] - 1
-    own = (centroids[targets] * counts[targets, None] - vectors) / others[:, None]
-    scores[np.arange(len(targets)), targets] = (vectors * own - own**2 / 2).sum(1) + variance / (2 * others)
+    without = (centroids[targets] * counts[targets, None] - vectors) / others[:, None]
+    own_scores = (vectors * without - without**2 / 2).sum(1) + variance / (2 * others)
+    scores[np.arange(len(targets)), targets] = own_scores
     return np.asarray(scores)
 
 

@@ -252,8 +252,8 @@ class TrainingRun:
                 self.save()
                 saved_at = time.perf_counter()
             if is_stopped:
-                how = "Rerun the command to resume." if self.resumes else "Rerun the command with --resume to resume."
-                self.log(f"stopped at step {self.state.step:,} and saved a checkpoint. {how}")
+                how = "Rerun the command to resume" if self.resumes else "Rerun the command with --resume to resume"
+                self.log(f"stopped at step {self.state.step:,} and saved a checkpoint. {how}.")
                 return TrainResult(None, self.state, self.metrics, self.task.dev_size, stop.number)
             if self.is_out_of_patience():
                 self.log(f"no improvement in {settings.patience} evaluations: ending at step {self.state.step:,}")
@@ -309,8 +309,8 @@ class TrainingRun:
             seconds, rate = self.state.seconds, self.optimizers[0].param_groups[0]["lr"]
             numbers |= {"learning_rate": rate, "tokens_per_second": speed}
             self.train_log.write(step, "train", {"tokens": self.state.tokens, "seconds": seconds, **numbers})
-            left = seconds * (1 / max(progress, 1e-9) - 1)
-            left_text = f"{left / 60:.0f} min left" if left >= 90 else f"{left:.0f} s left"
+            seconds_left = seconds * (1 / max(progress, 1e-9) - 1)
+            left_text = f"{seconds_left / 60:.0f} min left" if seconds_left >= 90 else f"{seconds_left:.0f} s left"
             shown = " ".join(f"{name} {numbers[name]:.3f}" for name in names)
             self.train_log.show_progress(progress, f" {shown} {speed / 1000:,.1f} ktok/s {left_text}")
         if alarm is not None:

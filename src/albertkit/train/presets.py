@@ -65,13 +65,13 @@ def preset_steps(task: str, examples: int, classes: int = 0) -> tuple[int, int]:
     return (32 if task == "match" or examples > FEW_EXAMPLES else 16), 400  # not measured
 
 
-def nearest_power_of_two(size: float, least: int, most: int) -> int:
-    """The power of two nearest to a size, from `least` to `most`.
+def nearest_power_of_two(size: float, lowest: int, highest: int) -> int:
+    """The power of two nearest to a size, from `lowest` to `highest`.
 
     >>> nearest_power_of_two(13, 4, 32)
     16
     """
-    return min(most, max(least, 2 ** round(math.log2(max(size, 1.0)))))
+    return min(highest, max(lowest, 2 ** round(math.log2(max(size, 1.0)))))
 
 
 def preset_optimizer(task: str, config: AlbertConfig) -> str:
@@ -91,7 +91,7 @@ def preset_learning_rate(config: AlbertConfig, optimizer: str = "adamw") -> floa
 
 def preset_epochs(examples: int) -> float:
     """More epochs for fewer examples: enough for a model that is trained already, the least for others."""
-    for most, epochs in ((5_000, 10.0), (20_000, 5.0), (100_000, 3.0)):
-        if examples <= most:
+    for max_examples, epochs in ((5_000, 10.0), (20_000, 5.0), (100_000, 3.0)):
+        if examples <= max_examples:
             return epochs
     return 2.0

@@ -71,13 +71,13 @@ class PretrainObjective(nn.Module):
             keep_layers=pretrain.consistency_weight > 0,
             depth=self.depth,
         )
-        loss, correct, known = self.token_loss(out.heads["mlm"].logits, masked.words)
+        loss, correct, count = self.token_loss(out.heads["mlm"].logits, masked.words)
         total = loss / (len(tokens) * (tokens.shape[1] - 1) * pretrain.mask_ratio)
-        sums = [(loss, known), (correct, known)]
+        sums = [(loss, count), (correct, count)]
         if pretrain.sop_weight:
-            loss, correct, known = token_loss(out.heads["sop"].logits, masked.order)
+            loss, correct, count = token_loss(out.heads["sop"].logits, masked.order)
             total = total + pretrain.sop_weight * loss / len(tokens)
-            sums += [(loss, known), (correct, known)]
+            sums += [(loss, count), (correct, count)]
         if pretrain.consistency_weight:
             loss = consistency_loss(out.encoded.layers[1:], pretrain.consistency_similarity)
             total = total + pretrain.consistency_weight * loss
@@ -89,8 +89,8 @@ def token_loss(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """The sum of losses, the number of correct predictions and of targets; scores (n, classes), targets (n,)."""
     scores = scores.float()
     loss = F.cross_entropy(scores, targets, ignore_index=masking.IGNORED, reduction="sum")
-    known = targets >= 0
-    return loss, ((scores.argmax(-1) == targets) & known).sum(), known.sum()
+    is_target = targets >= 0
+    return loss, ((scores.argmax(-1) == targets) & is_target).sum(), is_target.sum()
 
 
 def consistency_loss(layers: tuple[Tensor, ...], similarity: str = "cosine") -> Tensor:
@@ -190,8 +190,8 @@ class PretrainTask:
             )
         pairs = self.streams[length].take(share * processes.world_size, slice(first, first + share))
         self.positions[length] = self.streams[length].position
-        most = max(1, settings.micro_batch_size * self.length // length) if settings.micro_batch_size else share
-        size = max(n for n in range(1, min(most, share) + 1) if share % n == 0)
+        limit = max(1, settings.micro_batch_size * self.length // length) if settings.micro_batch_size else share
+        size = max(n for n in range(1, min(limit, share) + 1) if share % n == 0)
         key = masking.random_key(seed, step, processes.device)
         micro_batches = []
         for start in range(0, share, size):
@@ -206,12 +206,12 @@ class PretrainTask:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on held-out rows at the full depth, and MLM metrics at the trained shallower depths."""
-        found = self.evaluate_depth(None)
-        for depth in self.pretrain.shallow_depths() if found else ():
+        metrics = self.evaluate_depth(None)
+        for depth in self.pretrain.shallow_depths() if metrics else ():
             at_depth = self.evaluate_depth(depth)
-            found |= {f"{name}_at_{depth}": v for name, v in at_depth.items() if name.startswith("mlm")}
+            metrics |= {f"{name}_at_{depth}": v for name, v in at_depth.items() if name.startswith("mlm")}
         self.objective.depth = None
-        return found
+        return metrics
 
     @torch.no_grad()
     def evaluate_depth(self, depth: int | None) -> dict[str, float]:
@@ -267,7 +267,7 @@ class PretrainTask:
         if artifact.config != self.config:
             raise AlbertkitError("the checkpoint has a different shape. Resume with the same --shape and --option.")
         self.model.load_state_dict(to_tensors(artifact.weights))
-        self.positions = {int(length): StreamPosition(**at) for length, at in data.get("rows", {}).items()}
+        self.positions = {int(length): StreamPosition(**position) for length, position in data.get("rows", {}).items()}
         self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
         self.trained_positions = int(data.get("positions", self.trained_positions))
         self.streams = {}
@@ -284,8 +284,8 @@ class PretrainTask:
             "corpus": self.shards.manifest.get("counts", {}),
         }
         before = self.initial_model.metadata.history if self.initial_model else ()
-        found = {"held-out": metrics} if metrics else {}
-        meta = ArtifactMetadata(task="pretrain", metrics=found, history=(*before, step))
+        all_metrics = {"held-out": metrics} if metrics else {}
+        meta = ArtifactMetadata(task="pretrain", metrics=all_metrics, history=(*before, step))
         return Artifact(self.config, self.model.weights(), self.tokenizer, meta)
 
 
@@ -296,22 +296,22 @@ def known_positions(model: Artifact) -> int:
 
 
 @torch.no_grad()
-def extend_positions(positions: Tensor, known: int) -> None:
+def extend_positions(positions: Tensor, trained: int) -> None:
     """Fill untrained position vectors with copies of the trained ones, except the first.
 
     Untrained vectors are far from all others, and a few of them per row ruin a model (LOG.md).
     """
-    places = torch.arange(known, len(positions), device=positions.device)
-    positions[known:] = positions[1 + (places - 1) % (known - 1)] if known > 1 else positions[:1]
+    places = torch.arange(trained, len(positions), device=positions.device)
+    positions[trained:] = positions[1 + (places - 1) % (trained - 1)] if trained > 1 else positions[:1]
 
 
 def rows_to_device(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Rows as tensors on a device. Unsigned integers are reinterpreted as signed ones."""
     signed = pairs.tokens.view(np.int16 if pairs.tokens.itemsize == 2 else np.int32)
-    found = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (signed, pairs.first, pairs.ordered))
+    tensors = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (signed, pairs.first, pairs.ordered))
     if device.type == "cuda":
-        return tuple(t.pin_memory().to(device, non_blocking=True) for t in found)  # type: ignore[return-value]
-    return found  # type: ignore[return-value]
+        return tuple(t.pin_memory().to(device, non_blocking=True) for t in tensors)  # type: ignore[return-value]
+    return tensors  # type: ignore[return-value]
 
 
 def fit_vocabulary(config: AlbertConfig, tokenizer: Tokenizer) -> AlbertConfig:

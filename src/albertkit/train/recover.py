@@ -212,17 +212,18 @@ def fake_quantize_weight(name: str, weight: Tensor, bits: int, smooth: Tensor | 
 def fake_quantize_tokens(x: Tensor, max_level: int, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
     """The input of a matrix product, rounded like in the runtime: one scale per token (`Builder.product`)."""
     with torch.no_grad():
-        y = x.float() if smooth is None else x.float() * smooth
-        y = y if floor is None else y + floor
-        middle = (max_level + 1) // 2
-        reach = max_level if floor is not None else middle - 1
-        largest = (y if floor is not None else y.abs()).amax(-1, keepdim=True)
-        factor = y.new_tensor(reach) / largest.clamp(min=1e-20)
-        low, high = (0, max_level) if floor is not None else (-middle, max_level - middle)
-        y = (y * factor).round().clamp(low, high) / factor
-        y = y if floor is None else y - floor
-        y = y if smooth is None else y / smooth
-    return straight_through(y.to(x.dtype), x)
+        values = x.float() if smooth is None else x.float() * smooth
+        if floor is None:  # signed levels
+            middle = (max_level + 1) // 2
+            largest, reach, low, high = values.abs(), middle - 1, -middle, max_level - middle
+        else:
+            values = values + floor
+            largest, reach, low, high = values, max_level, 0, max_level
+        factor = values.new_tensor(reach) / largest.amax(-1, keepdim=True).clamp(min=1e-20)
+        values = (values * factor).round().clamp(low, high) / factor
+        values = values if floor is None else values - floor
+        values = values if smooth is None else values / smooth
+    return straight_through(values.to(x.dtype), x)
 
 
 class FakeQuantizedModel(nn.Module):

@@ -35,8 +35,8 @@ def check_run_folder(output: Path) -> None:
     """Raise if a folder contains visible files, but no training run."""
     if not output.is_dir() or any((output / mark).exists() for mark in RUN_MARKS):
         return
-    found = min((path.name for path in output.iterdir() if not path.name.startswith(".")), default=None)
-    if found is not None:
+    name = min((path.name for path in output.iterdir() if not path.name.startswith(".")), default=None)
+    if name is not None:
         raise AlbertkitError(
-            f"{output} contains {found} and no training run, but a run needs its own folder. Choose a new or empty one."
+            f"{output} contains {name} and no training run, but a run needs its own folder. Choose a new or empty one."
         )

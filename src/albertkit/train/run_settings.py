@@ -74,16 +74,15 @@ def _stored(task: str, settings: FinetuneSettings) -> dict[str, object]:
 def check_deletable(output: Path) -> None:
     """Raise if a folder contains files with the names of a run that fine-tuning did not write."""
     model, file = output / "model", output / SETTINGS_FILE
-    found = next((output / name for name in RUN_FILES if (output / name).exists()), None)
-    if found is None:
+    path = next((output / name for name in RUN_FILES if (output / name).exists()), None)
+    if path is None:
         return
     if file.is_file() and "task" in read_json(file):
         if not model.exists() or (model / METADATA_FILE).is_file():
             return
-        found = model
+        path = model
     raise AlbertkitError(
-        f"{found} was not written by finetune, so --overwrite does not delete it. "
-        "Delete it, or choose another --output."
+        f"{path} was not written by finetune, so --overwrite does not delete it. Delete it, or choose another --output."
     )
 
 

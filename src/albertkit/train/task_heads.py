@@ -33,11 +33,11 @@ HeadClass = Callable[[int, int], nn.Module]
 
 def build_task_model(initial: Artifact, task: Task) -> AlbertModel:
     """The initial encoder with new heads for the task. Of its old heads, only the MLM head is kept."""
-    kept: tuple[str, ...] = ("encoder.",)
+    prefixes: tuple[str, ...] = ("encoder.",)
     if "mlm" in task.heads:
         check_can_generate(initial.config, initial.weights)
-        kept = ("encoder.", "heads.mlm.")
-    weights = {name: array for name, array in initial.weights.items() if name.startswith(kept)}
+        prefixes = ("encoder.", "heads.mlm.")
+    weights = {name: array for name, array in initial.weights.items() if name.startswith(prefixes)}
     heads = {name: build_task_head(name, initial, task) for name in task.heads if name != "vector"}
     model = AlbertModel(initial.config, heads)
     missing, unexpected = model.load_state_dict(to_tensors(weights), strict=False)
@@ -139,11 +139,11 @@ def tag_loss(task: Task, out: ModelOutput, targets: list[Any]) -> Tensor:
 
 def answer_loss(task: Task, out: ModelOutput, targets: list[Any]) -> Tensor:
     """Cross-entropy of the first and of the last token of the answer, over the tokens of each text."""
-    found, batch = out.heads["answer"], out.encoded.batch
-    labels = torch.tensor(targets, device=found.start.device)  # (texts, 2)
+    span_logits, batch = out.heads["answer"], out.encoded.batch
+    labels = torch.tensor(targets, device=span_logits.start.device)  # (texts, 2)
     losses = [
         F.cross_entropy(batch.pad(scores.float(), -1e4), labels[:, side])
-        for side, scores in enumerate((found.start, found.end))
+        for side, scores in enumerate((span_logits.start, span_logits.end))
     ]
     return (losses[0] + losses[1]) / 2
 

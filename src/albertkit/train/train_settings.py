@@ -66,8 +66,8 @@ class TrainSettings:
         check_fields(self)
         budgets = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
         if len(budgets) != 1:
-            given = " and ".join(budgets) or "none"
-            raise AlbertkitError(f"the budget is set by {given}. Pass exactly one of steps, tokens and minutes.")
+            names = " and ".join(budgets) or "none"
+            raise AlbertkitError(f"the budget is set by {names}. Pass exactly one of steps, tokens and minutes.")
         numbers = ("steps", "tokens", "minutes", "batch_size", "micro_batch_size", "learning_rate")
         check_numbers(self, "above 0", *numbers, "log_every", "save_minutes", "save_steps", "keep_checkpoints")
         check_numbers(self, "0 or above", "weight_decay", "max_grad_norm", "evaluations", "patience")
@@ -279,7 +279,7 @@ class ElasticSettings(FinetuneSettings):
 
 def recorded_settings(*settings: DataclassInstance) -> dict[str, Any]:
     """The fields of some settings that are not None, for the history of a model."""
-    return {name: value for one in settings for name, value in asdict(one).items() if value is not None}
+    return {name: value for group in settings for name, value in asdict(group).items() if value is not None}
 
 
 def check_layer_decay(value: float) -> None:

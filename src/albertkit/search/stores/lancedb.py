@@ -97,12 +97,12 @@ class LancedbIndex(StoreIndex):
 
     def _build_indexes(self) -> None:
         """Build what is missing of the indexes of words, ids, texts, and of the vectors of many texts."""
-        there = {column for index in self._table.list_indices() for column in index.columns}
-        wanted = {"words": self._kinds.FTS(**WORDS), "id": self._kinds.BTree(), "hash": self._kinds.BTree()}
+        indexed = {column for index in self._table.list_indices() for column in index.columns}
+        configs = {"words": self._kinds.FTS(**WORDS), "id": self._kinds.BTree(), "hash": self._kinds.BTree()}
         if self._table.count_rows() >= GRAPH_ROWS:
-            wanted["vector"] = self._kinds.HnswSq(distance_type="cosine")
-        for column in wanted.keys() - there:
-            self._table.create_index(column, config=wanted[column])
+            configs["vector"] = self._kinds.HnswSq(distance_type="cosine")
+        for column in configs.keys() - indexed:
+            self._table.create_index(column, config=configs[column])
 
     def _schema(self, facts: Mapping[str, str]) -> Any:
         arrow = self._arrow
@@ -182,9 +182,9 @@ class LancedbIndex(StoreIndex):
         except AlbertkitError:
             raise
         except ERRORS as error:
-            says = str(error).split("\n")[0][:MESSAGE]
+            why = str(error).split("\n")[0][:MESSAGE]
             raise AlbertkitError(
-                f"{self.path} cannot be used ({says}). Check its folder and its disk, then rerun the command to resume."
+                f"{self.path} cannot be used ({why}). Check its folder and its disk, then rerun the command to resume."
             ) from None
 
     # Writing ------------------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ class LancedbIndex(StoreIndex):
 
     def _rows(self, where: str, *columns: str) -> list[dict[str, Any]]:
         """These columns of all rows that meet a condition."""
-        found = self._table.search().where(where).select(list(columns)).limit(self._count()).to_arrow()
-        return list(found.to_pylist())
+        rows = self._table.search().where(where).select(list(columns)).limit(self._count()).to_arrow()
+        return list(rows.to_pylist())
 
     def _find_records(self, ids: list[str]) -> dict[str, Record]:
         rows = self._rows(f"id IN ({quote_all(ids)})", "id", "text", "source", "line") if ids else []
@@ -208,17 +208,17 @@ class LancedbIndex(StoreIndex):
         return {row["text"] for row in self._one_per_hash(texts, "text")}
 
     def _text_vectors(self, texts: list[str]) -> dict[str, StoredVector]:
-        found = {row["text"]: row["vector"] for row in self._one_per_hash(texts, "text", "vector")}
-        return {text: stored_vector(found[text]) for text in texts if text in found}
+        vectors = {row["text"]: row["vector"] for row in self._one_per_hash(texts, "text", "vector")}
+        return {text: stored_vector(vectors[text]) for text in texts if text in vectors}
 
     def _one_per_hash(self, texts: list[str], *columns: str) -> Iterable[dict[str, Any]]:
         """These columns of one row of each text, since a text may be in very many of them."""
         if not texts:
             return []
         where = f"hash IN ({', '.join(str(text_hash(text)) for text in texts)})"
-        found = self._table.search().where(where).select(["hash"]).with_row_id(True).limit(self._count()).to_arrow()
-        _, first = np.unique(found["hash"].to_numpy(), return_index=True)
-        return self._take(found["_rowid"].to_numpy()[first].tolist(), *columns).values()
+        rows = self._table.search().where(where).select(["hash"]).with_row_id(True).limit(self._count()).to_arrow()
+        _, first = np.unique(rows["hash"].to_numpy(), return_index=True)
+        return self._take(rows["_rowid"].to_numpy()[first].tolist(), *columns).values()
 
     def _commit(self, change: Callable[[], Result]) -> Result:
         """Apply a change to the newest version; again if another program wrote a version at the same time."""
@@ -285,8 +285,8 @@ class LancedbIndex(StoreIndex):
         query: Any = need("lancedb.query", "lancedb", "an index in LanceDB")
         parts = [(query.PhraseQuery if " " in term else query.MatchQuery)(term, "words") for term in terms]
         either = query.BooleanQuery([(query.Occur.SHOULD, part) for part in parts])
-        found = self._table.search(either, query_type="fts").with_row_id(True).select(["_score"]).limit(k).to_arrow()
-        return ranked_rows(found["_score"].to_numpy(), found["_rowid"].to_numpy())
+        rows = self._table.search(either, query_type="fts").with_row_id(True).select(["_score"]).limit(k).to_arrow()
+        return ranked_rows(rows["_score"].to_numpy(), rows["_rowid"].to_numpy())
 
     def _nearest(self, queries: np.ndarray, k: int, exact: bool) -> list[Ranked]:
         return [self._nearest_rows(query, k, exact) for query in queries]
@@ -294,17 +294,17 @@ class LancedbIndex(StoreIndex):
     def _nearest_rows(self, query: np.ndarray, k: int, exact: bool) -> Ranked:
         search = self._table.search(query.astype(np.float32)).distance_type("cosine").with_row_id(True)
         search = search.bypass_vector_index() if exact else search.nprobes(PROBES).refine_factor(REFINED)
-        found = search.select(["_distance"]).limit(k).to_arrow()
-        return ranked_rows(1 - found["_distance"].to_numpy(), found["_rowid"].to_numpy())
+        rows = search.select(["_distance"]).limit(k).to_arrow()
+        return ranked_rows(1 - rows["_distance"].to_numpy(), rows["_rowid"].to_numpy())
 
     def _read_vectors(self, slots: Iterable[int]) -> dict[int, StoredVector]:
         return {slot: stored_vector(row["vector"]) for slot, row in self._take(slots, "vector").items()}
 
     def _take(self, slots: Iterable[int], *columns: str) -> dict[int, dict[str, Any]]:
         """These columns of rows."""
-        wanted = list(slots)
-        found = self._table.take_row_ids(wanted).select(list(columns)).with_row_id().to_arrow() if wanted else None
-        return {} if found is None else {row["_rowid"]: row for row in found.to_pylist()}
+        row_ids = list(slots)
+        rows = self._table.take_row_ids(row_ids).select(list(columns)).with_row_id().to_arrow() if row_ids else None
+        return {} if rows is None else {row["_rowid"]: row for row in rows.to_pylist()}
 
     def _oldest_vectors(self) -> VectorBlock | None:
         if self._oldest is None or len(self._oldest.vectors) < BLOCK:
@@ -314,8 +314,8 @@ class LancedbIndex(StoreIndex):
 
     def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
         rows = self._take([slot for _, slot in ranked], "id", "text", "source", "line")
-        found = [(score, rows[slot]) for score, slot in ranked]
-        return [SearchHit(row["id"], row["text"], score, row["source"], row["line"], matched) for score, row in found]
+        scored = [(score, rows[slot]) for score, slot in ranked]
+        return [SearchHit(row["id"], row["text"], score, row["source"], row["line"], matched) for score, row in scored]
 
 
 def stored_vector(numbers: list[float]) -> StoredVector:

@@ -202,8 +202,8 @@ class PgvectorIndex(StoreIndex):
             state = error.sqlstate or ""
             remedies = [remedy for start, remedy in REMEDIES.items() if state.startswith(start)]
             remedy = remedies[0] if remedies else "Check the address and the server, then rerun the command to resume."
-            says = self.address.hide_secrets("; ".join(line.strip() for line in str(error).splitlines()))
-            raise AlbertkitError(f"{self.path} cannot be used ({says}). {remedy}") from None
+            message = self.address.hide_secrets("; ".join(line.strip() for line in str(error).splitlines()))
+            raise AlbertkitError(f"{self.path} cannot be used ({message}). {remedy}") from None
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -224,9 +224,9 @@ class PgvectorIndex(StoreIndex):
         return {row[0] for row in self._run(f"SELECT text FROM {ONE_PER_HASH}", (hashes(texts),))}
 
     def _text_vectors(self, texts: list[str]) -> dict[str, StoredVector]:
-        ask = f"SELECT text, halfvec_send(embedding) FROM {ONE_PER_HASH}"
-        found = {row[0]: row[1] for row in self._run(ask, (hashes(texts),))}
-        return {text: self._vector(found[text]) for text in texts if text in found}
+        query = f"SELECT text, halfvec_send(embedding) FROM {ONE_PER_HASH}"
+        vectors = {row[0]: row[1] for row in self._run(query, (hashes(texts),))}
+        return {text: self._vector(vectors[text]) for text in texts if text in vectors}
 
     def _upsert(self, records: list[Record], vectors: list[StoredVector]) -> None:
         rows = [
@@ -267,32 +267,30 @@ class PgvectorIndex(StoreIndex):
         return [match_words(self._run, query, k, rows) for query in queries]
 
     def _nearest(self, queries: np.ndarray, k: int, exact: bool) -> list[Ranked]:
-        most = max(CANDIDATES[0], 2 * k)
-        found = [] if exact or most > CANDIDATES[1] else self._nearest_in_graph(queries, k, most)
-        if found and all(len(ranked) == k for ranked in found):
-            return found
+        candidates = max(CANDIDATES[0], 2 * k)
+        if not exact and candidates <= CANDIDATES[1]:
+            self._run(f"SET LOCAL hnsw.ef_search = {int(candidates)}")
+            ranked_lists = self._nearest_rows(queries, k)
+            if all(len(ranked) == k for ranked in ranked_lists):
+                return ranked_lists
         self._run("SET LOCAL enable_indexscan = off")  # fewer than k texts, or many deleted ones in the graph
-        found = self._nearest_rows(queries, k)
+        ranked_lists = self._nearest_rows(queries, k)
         self._run("SET LOCAL enable_indexscan = on")
-        return found
-
-    def _nearest_in_graph(self, queries: np.ndarray, k: int, candidates: int) -> list[Ranked]:
-        self._run(f"SET LOCAL hnsw.ef_search = {int(candidates)}")
-        return self._nearest_rows(queries, k)
+        return ranked_lists
 
     def _nearest_rows(self, queries: np.ndarray, k: int) -> list[Ranked]:
-        ask = "SELECT embedding <=> %s::halfvec AS distance, slot FROM {table} ORDER BY distance LIMIT %s"
-        found = (self._run(ask, (to_text(query), k)) for query in queries)
-        return [[(1 - float(distance), int(slot)) for distance, slot in rows] for rows in found]
+        statement = "SELECT embedding <=> %s::halfvec AS distance, slot FROM {table} ORDER BY distance LIMIT %s"
+        results = (self._run(statement, (to_text(query), k)) for query in queries)
+        return [[(1 - float(distance), int(slot)) for distance, slot in rows] for rows in results]
 
     def _read_vectors(self, slots: Iterable[int]) -> dict[int, StoredVector]:
-        ask = "SELECT slot, halfvec_send(embedding) FROM {table} WHERE slot = ANY(%s)"
-        return {row[0]: self._vector(row[1]) for row in self._run(ask, (list(slots),))}
+        query = "SELECT slot, halfvec_send(embedding) FROM {table} WHERE slot = ANY(%s)"
+        return {row[0]: self._vector(row[1]) for row in self._run(query, (list(slots),))}
 
     def _oldest_vectors(self) -> VectorBlock | None:
         if self._oldest is None or len(self._oldest.vectors) < BLOCK:
-            ask = "SELECT slot, halfvec_send(embedding) FROM {table} ORDER BY slot LIMIT %s"
-            self._oldest = block_of([self._vector(data) for _, data in self._run(ask, (BLOCK,))])
+            query = "SELECT slot, halfvec_send(embedding) FROM {table} ORDER BY slot LIMIT %s"
+            self._oldest = block_of([self._vector(data) for _, data in self._run(query, (BLOCK,))])
         return self._oldest
 
     def _vector(self, data: bytes) -> StoredVector:
@@ -300,10 +298,10 @@ class PgvectorIndex(StoreIndex):
         return StoredVector(1.0, np.frombuffer(data, ">f2", offset=4).astype(np.float32))
 
     def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
-        ask = "SELECT slot, id, text, source, line FROM {table} WHERE slot = ANY(%s)"
-        rows = {row[0]: row[1:] for row in self._run(ask, ([slot for _, slot in ranked],))}
-        found = [(score, rows[slot]) for score, slot in ranked]
-        return [SearchHit(id, text, score, source, line, matched) for score, (id, text, source, line) in found]
+        query = "SELECT slot, id, text, source, line FROM {table} WHERE slot = ANY(%s)"
+        rows = {row[0]: row[1:] for row in self._run(query, ([slot for _, slot in ranked],))}
+        scored_rows = [(score, rows[slot]) for score, slot in ranked]
+        return [SearchHit(id, text, score, source, line, matched) for score, (id, text, source, line) in scored_rows]
 
 
 def hashes(texts: Iterable[str]) -> list[int]:

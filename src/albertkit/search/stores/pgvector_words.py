@@ -25,12 +25,12 @@ def match_words(run: RunSql, query: str, k: int, rows: int) -> Ranked:
     words = plain_terms(query)
     if not words:
         return []
-    most = min(max(1000, rows // COMMON), COUNTED)
-    one = f"(SELECT count(*) FROM (SELECT 1 FROM {{table}} WHERE words @@ {TERM} LIMIT {most + 1}) AS found)"
-    counts = dict(zip(words, run(f"SELECT {', '.join([one] * len(words))}", list(words)).fetchone(), strict=True))
-    rare, others = split_terms(counts, most)
+    limit = min(max(1000, rows // COMMON), COUNTED)
+    count = f"(SELECT count(*) FROM (SELECT 1 FROM {{table}} WHERE words @@ {TERM} LIMIT {limit + 1}) AS found)"
+    counts = dict(zip(words, run(f"SELECT {', '.join([count] * len(words))}", list(words)).fetchone(), strict=True))
+    rare, common = split_terms(counts, limit)
     return _best(run, {word: counts[word] for word in rare if counts[word]}, k, rows) or _best(
-        run, {word: counts[word] for word in others}, k, rows
+        run, {word: counts[word] for word in common}, k, rows
     )
 
 
@@ -39,9 +39,9 @@ def _best(run: RunSql, counts: dict[str, int], k: int, rows: int) -> Ranked:
         return []
     rarities = [math.log(1 + (max(rows, count) - count + 0.5) / (count + 0.5)) for count in counts.values()]
     score = " + ".join([f"%s::float8 * ts_rank(words, {TERM}, {LENGTH})"] * len(counts))
-    ask = (
+    statement = (
         f"SELECT {score} AS score, slot FROM {{table}} WHERE words @@ ({' || '.join([TERM] * len(counts))}) "
         "ORDER BY score DESC, slot LIMIT %s"
     )
     weighted = [value for pair in zip(rarities, counts, strict=True) for value in pair]
-    return [(float(row[0]), int(row[1])) for row in run(ask, [*weighted, *counts, k])]
+    return [(float(row[0]), int(row[1])) for row in run(statement, [*weighted, *counts, k])]

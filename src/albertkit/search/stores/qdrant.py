@@ -160,13 +160,13 @@ class QdrantIndex(StoreIndex):
         return {record.id: record for record in map(record_of, points)}
 
     def _known_texts(self, texts: list[str]) -> set[str]:
-        found = self._collection.one_per_hash({text_hash(text) for text in texts}, False)
-        return {str(point.payload["text"]) for point in found}
+        points = self._collection.one_per_hash({text_hash(text) for text in texts}, False)
+        return {str(point.payload["text"]) for point in points}
 
     def _text_vectors(self, texts: list[str]) -> dict[str, StoredVector]:
         points = self._collection.one_per_hash({text_hash(text) for text in texts}, True)
-        found = {str(point.payload["text"]): self._vector(point) for point in points}
-        return {text: found[text] for text in texts if text in found}
+        vectors = {str(point.payload["text"]): self._vector(point) for point in points}
+        return {text: vectors[text] for text in texts if text in vectors}
 
     def _upsert(self, records: list[Record], vectors: list[StoredVector]) -> None:
         self._collection.upsert(map(self._point, records, vectors))
@@ -218,8 +218,8 @@ class QdrantIndex(StoreIndex):
 
     def _match_words(self, queries: Sequence[str], k: int) -> list[Ranked]:
         weights = [query_weights(query) for query in queries]
-        found = iter(self._collection.best([self._collection.sparse(words) for words in weights if words], WORDS, k))
-        return [next(found) if words else [] for words in weights]
+        ranked = iter(self._collection.best([self._collection.sparse(words) for words in weights if words], WORDS, k))
+        return [next(ranked) if words else [] for words in weights]
 
     def _nearest(self, queries: np.ndarray, k: int, exact: bool) -> list[Ranked]:
         params = None  # a folder is always compared exactly
@@ -234,12 +234,12 @@ class QdrantIndex(StoreIndex):
         return {slot: self._vector(point) for slot, point in self._by_slot(slots, vectors=True).items()}
 
     def _by_slot(self, slots: Iterable[int], fields: Sequence[str] = (), vectors: bool = False) -> dict[int, Any]:
-        wanted = set(slots)
-        points = self._collection.retrieve((str(uuid.UUID(int=slot)) for slot in wanted), fields, vectors)
-        found = {slot_of(point): point for point in points}
-        if len(found) < len(wanted):
+        slot_set = set(slots)
+        points = self._collection.retrieve((str(uuid.UUID(int=slot)) for slot in slot_set), fields, vectors)
+        by_slot = {slot_of(point): point for point in points}
+        if len(by_slot) < len(slot_set):
             raise PointGoneError(f"{self.path} was changed during the search. Search again.")
-        return found
+        return by_slot
 
     def _oldest_vectors(self) -> VectorBlock | None:
         if self._oldest is None or len(self._oldest.vectors) < BLOCK:
@@ -249,5 +249,5 @@ class QdrantIndex(StoreIndex):
 
     def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
         points = self._by_slot((slot for _, slot in ranked), FIELDS)
-        found = [(score, record_of(points[slot])) for score, slot in ranked]
-        return [SearchHit(one.id, one.text, score, one.source, one.line, matched) for score, one in found]
+        scored = [(score, record_of(points[slot])) for score, slot in ranked]
+        return [SearchHit(r.id, r.text, score, r.source, r.line, matched) for score, r in scored]

@@ -47,14 +47,14 @@ class Collection:
 
     def facts(self) -> dict[str, str] | None:
         """Its facts; None if it is another program's."""
-        found = (self.client.get_collection(self.name).config.metadata or {}).get(METADATA)
-        return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else None
+        facts = (self.client.get_collection(self.name).config.metadata or {}).get(METADATA)
+        return {str(key): str(value) for key, value in facts.items()} if isinstance(facts, dict) else None
 
     def build_indexes(self) -> None:
         """Build what is missing of the indexes that filters use. A folder has none."""
         if not self._is_folder and not self._has_indexes:
-            there = self.client.get_collection(self.name).payload_schema or {}
-            for name in INDEXED.keys() - there.keys():
+            indexed = self.client.get_collection(self.name).payload_schema or {}
+            for name in INDEXED.keys() - indexed.keys():
                 self.client.create_payload_index(self.name, name, INDEXED[name], wait=True)
         self._has_indexes = True
 
@@ -63,9 +63,9 @@ class Collection:
 
     def retrieve(self, ids: Iterable[str], fields: Sequence[str] = (), vectors: bool = False) -> Iterator[Any]:
         """Those of the points that are there, with these parts of their payload, or with their dense vectors."""
-        wanted, names = list(ids), [self.vectors] if vectors else False
-        for start in range(0, len(wanted), POINTS):
-            part = wanted[start : start + POINTS]
+        id_list, names = list(ids), [self.vectors] if vectors else False
+        for start in range(0, len(id_list), POINTS):
+            part = id_list[start : start + POINTS]
             yield from self.client.retrieve(self.name, part, with_payload=list(fields) or False, with_vectors=names)
 
     def scroll(self, where: Any, limit: int, fields: Sequence[str] = (), vectors: bool = False) -> Iterator[list[Any]]:
@@ -103,8 +103,8 @@ class Collection:
 
     def _known_hashes(self, hashes: set[int]) -> set[int]:
         """Those that are there. In a folder, the client would compare each point with a long list."""
-        found = self.client.facet(self.name, "hash", limit=max(1, self.count()))
-        return hashes & {hit.value for hit in found.hits}
+        facets = self.client.facet(self.name, "hash", limit=max(1, self.count()))
+        return hashes & {hit.value for hit in facets.hits}
 
     def upsert(self, points: Iterable[tuple[int, Any]]) -> None:
         """Write points, each with an upper bound of its bytes: one request, or several."""
@@ -121,11 +121,11 @@ class Collection:
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete points; returns how many were there."""
-        there = [str(point.id) for point in self.retrieve(dict.fromkeys(ids))]
-        for start in range(0, len(there), POINTS):
-            part = self.models.PointIdsList(points=there[start : start + POINTS])
+        existing = [str(point.id) for point in self.retrieve(dict.fromkeys(ids))]
+        for start in range(0, len(existing), POINTS):
+            part = self.models.PointIdsList(points=existing[start : start + POINTS])
             self.client.delete(self.name, part, wait=True)
-        return len(there)
+        return len(existing)
 
     def best(self, queries: Sequence[Any], name: str, k: int, params: Any = None) -> list[Ranked]:
         """The k best points for each query, by the vectors of this name."""
@@ -133,8 +133,8 @@ class Collection:
             self.models.QueryRequest(query=query, using=name, limit=k, params=params, with_payload=False)
             for query in queries
         ]
-        found = self.client.query_batch_points(self.name, requests) if requests else []
-        return [ranked_points(response.points) for response in found]
+        responses = self.client.query_batch_points(self.name, requests) if requests else []
+        return [ranked_points(response.points) for response in responses]
 
     def sparse(self, weights: dict[int, float]) -> Any:
         return self.models.SparseVector(indices=list(weights), values=list(weights.values()))

@@ -243,9 +243,9 @@ def plain_errors(address: StoreAddress) -> Iterator[None]:
         raise _error(address, str(error) or type(error).__name__, f"Check its folder and its disk, {RERUN}") from None
 
 
-def _error(address: StoreAddress, says: str, remedy: str) -> AlbertkitError:
-    says = address.hide_secrets(" ".join(says.split())[:MESSAGE])
-    return AlbertkitError(f"{address.name} cannot be used ({says}). {remedy}")
+def _error(address: StoreAddress, message: str, remedy: str) -> AlbertkitError:
+    message = address.hide_secrets(" ".join(message.split())[:MESSAGE])
+    return AlbertkitError(f"{address.name} cannot be used ({message}). {remedy}")
 
 
 def _server_message(error: Any) -> str:
@@ -257,16 +257,16 @@ def _server_message(error: Any) -> str:
 
 def _explain(address: StoreAddress, source: Exception) -> tuple[str, str]:
     """What happened instead of a response, and the remedy."""
-    kind, says = type(source).__name__, str(source)
+    kind, message = type(source).__name__, str(source)
     if "Timeout" in kind:
         return f"no answer in {TIMEOUT} seconds", f"Check the server, {RERUN}"
     if kind in ("ConnectError", "RemoteProtocolError", "ReadError") and "https=true" in address.location:
-        return says, "Check the host, the port and the server's certificate, or omit https=true if it uses no TLS."
+        return message, "Check the host, the port and the server's certificate, or omit https=true if it uses no TLS."
     if kind == "ConnectError":
         folder = "" if ":" in address.location else " A folder is written as qdrant://./FOLDER."
-        return says, f"Start the server, or check the host and the port of the address.{folder}"
+        return message, f"Start the server, or check the host and the port of the address.{folder}"
     if kind in ("RemoteProtocolError", "ReadError"):
-        return says, "Add https=true to the address if the server uses TLS."
+        return message, "Add https=true to the address if the server uses TLS."
     if kind in ("ValidationError", "InvalidURL", "UnsupportedProtocol"):
         return "no Qdrant server answered", REMEDIES[404]
-    return says or kind, f"Check the server, {RERUN}"
+    return message or kind, f"Check the server, {RERUN}"

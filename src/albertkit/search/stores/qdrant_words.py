@@ -24,7 +24,7 @@ def text_weights(text: str) -> dict[int, float]:
     True
     """
     words = plain_words(text).split()
-    pairs = [f"{one} {two}" for one, two in pairwise(words) if is_unspaced(one) and is_unspaced(two)]
+    pairs = [f"{first} {second}" for first, second in pairwise(words) if is_unspaced(first) and is_unspaced(second)]
     length = 1 - LENGTH_SHARE + LENGTH_SHARE * len(words) / TYPICAL_WORDS
     counts = Counter(map(word_index, [*words, *pairs]))
     return {index: count * (SATURATION + 1) / (count + SATURATION * length) for index, count in counts.items()}

@@ -135,32 +135,32 @@ class StoreIndex(Index):
 
     # Writing ------------------------------------------------------------------------------------------------------
 
-    def _add(self, group: dict[str, Record], new: dict[str, StoredVector]) -> int:
+    def _add(self, group: dict[str, Record], new_vectors: dict[str, StoredVector]) -> int:
         records = {clean.id: clean for clean in map(self._clean, group.values())}
-        known = self._find_records(list(records))
-        changed = [record for record in records.values() if known.get(record.id) != record]
-        vectors = self._vectors({record.text for record in changed}, new)
+        stored_records = self._find_records(list(records))
+        changed = [record for record in records.values() if stored_records.get(record.id) != record]
+        vectors = self._vectors({record.text for record in changed}, new_vectors)
         self._upsert(changed, [vectors[record.text] for record in changed])
         self._mark_seen(records)
         return len(changed)
 
-    def _vectors(self, texts: Iterable[str], new: dict[str, StoredVector]) -> dict[str, StoredVector]:
+    def _vectors(self, texts: Iterable[str], new_vectors: dict[str, StoredVector]) -> dict[str, StoredVector]:
         """The vector of each text: a new one, or that of an equal text in the store."""
-        new = {self._clean_text(text): vector for text, vector in new.items()}
-        stored = [text for text in texts if text not in new]
-        found = {text: self._repeated[text] for text in stored if text in self._repeated}
-        found |= self._text_vectors([text for text in stored if text not in found])
-        lost = [text for text in stored if text not in found]  # deleted by another program
+        new_vectors = {self._clean_text(text): vector for text, vector in new_vectors.items()}
+        stored = [text for text in texts if text not in new_vectors]
+        vectors = {text: self._repeated[text] for text in stored if text in self._repeated}
+        vectors |= self._text_vectors([text for text in stored if text not in vectors])
+        missing = [text for text in stored if text not in vectors]  # deleted by another program
         if len(self._repeated) > REPEATED_TEXTS:
             self._repeated = {}
-        self._repeated |= found
-        return {**found, **new, **(self._embed(lost) if lost else {})}
+        self._repeated |= vectors
+        return {**vectors, **new_vectors, **(self._embed(missing) if missing else {})}
 
     def _missing_texts(self, texts: Iterable[str]) -> list[str]:
         by_clean = {self._clean_text(text): text for text in texts}
         unknown = [clean for clean in by_clean if clean not in self._repeated]
-        known = self._known_texts(unknown)
-        return [by_clean[clean] for clean in unknown if clean not in known]
+        stored = self._known_texts(unknown)
+        return [by_clean[clean] for clean in unknown if clean not in stored]
 
     def _clean(self, record: Record) -> Record:
         id, text, source = map(self._clean_text, (record.id, record.text, record.source))

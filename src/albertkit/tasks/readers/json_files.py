@@ -119,7 +119,7 @@ def _choice_parts(row: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
     answers = answers if isinstance(answers, list) else [None] * len(questions)
     if not len(questions) == len(options) == len(answers):
         return []
-    return [(row["article"], *rest) for rest in zip(questions, options, answers, strict=True)]
+    return [(row["article"], *question) for question in zip(questions, options, answers, strict=True)]
 
 
 # WOZ 2.0 -------------------------------------------------------------------------------------------------------------

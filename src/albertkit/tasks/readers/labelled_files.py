@@ -93,13 +93,13 @@ class Problems:
         if len(self.shown) < MAX_SHOWN:
             self.shown.append(f"{f'line {place}' if isinstance(place, int) else place}: {problem}")
 
-    def finish(self, kept: int) -> tuple[str, ...]:
+    def finish(self, rows: int) -> tuple[str, ...]:
         """Raise the problems, or return a note on skipped rows."""
-        if self.count and not (self.skip_bad and kept):
+        if self.count and not (self.skip_bad and rows):
             more = f", the first {MAX_SHOWN} here" if self.count > MAX_SHOWN else ""
-            what = "and no good row" if self.skip_bad else "that must be corrected, or skipped (--skip-bad)"
-            raise AlbertkitError(f"{self.name} has {count_noun(self.count, 'problem')} {what}{more}:", *self.shown)
-        if not kept:
+            rule = "and no good row" if self.skip_bad else "that must be corrected, or skipped (--skip-bad)"
+            raise AlbertkitError(f"{self.name} has {count_noun(self.count, 'problem')} {rule}{more}:", *self.shown)
+        if not rows:
             raise AlbertkitError(f"{self.name} contains no example. Pass a file with at least one row.")
         if self.count:
             return (f"{count_noun(self.count, 'bad row')} skipped in {self.name}; {self.shown[0]}",)
@@ -227,10 +227,10 @@ class LabelledFile:
         between, end = (LIST_SPACE, LIST_END) if is_list else (SPACE, TEXT_END)
         place = text.index("[") + 1 if is_list else 0
         values: list[tuple[int, Any]] = []
-        line, seen, has_surrogates = 1, 0, SURROGATE.search(text)
+        line, line_place, has_surrogates = 1, 0, SURROGATE.search(text)
         while True:
             place = between.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
-            line, seen = line + text.count("\n", seen, place), place
+            line, line_place = line + text.count("\n", line_place, place), place
             if end.match(text, place):
                 return values
             try:

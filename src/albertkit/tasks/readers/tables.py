@@ -76,7 +76,9 @@ class Table:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return len(self.names) if self.names is not None else len(self.rows[0][1]) if self.rows else 0
+        if self.names is not None:
+            return len(self.names)
+        return len(self.rows[0][1]) if self.rows else 0
 
     @property
     def places(self) -> dict[str, int]:
@@ -151,9 +153,9 @@ def find_roles(table: Table, options: ReadOptions, needs_pair: bool, needs_label
 def find_source_and_target(table: Table, options: ReadOptions) -> Roles:
     """The columns of source and target: from the options, by well-known names, or the first and second of two."""
     roles, places = _given_roles(table, options), table.places
-    known = [names for names in SOURCE_TARGET if names[0] in places and names[1] in places]
-    if not roles and known:
-        roles = {"text": places[known[0][0]], "label": places[known[0][1]]}
+    pairs = [names for names in SOURCE_TARGET if names[0] in places and names[1] in places]
+    if not roles and pairs:
+        roles = {"text": places[pairs[0][0]], "label": places[pairs[0][1]]}
     if table.width == 2:
         free = [column for column in (0, 1) if column not in roles.values()]
         roles |= zip([role for role in REWRITE_ROLES if role not in roles], free, strict=False)
@@ -197,9 +199,9 @@ def _check_roles(table: Table, roles: Roles, needed: dict[str, str]) -> None:
     """Raise an error for a missing role, and for two roles of one column. needed: the roles and their names."""
     missing = [role for role in needed if role not in roles]
     if missing:
-        what = " and the ".join(needed[role] for role in missing)
+        names = " and the ".join(needed[role] for role in missing)
         raise AlbertkitError(
-            f"it is not clear which column of {table.path} contains the {what}; it has {table.titles}. "
+            f"it is not clear which column of {table.path} contains the {names}; it has {table.titles}. "
             f"Name the column ({', '.join(f'--{role}-column' for role in missing)})."
         )
     if len(set(roles.values())) < len(roles):
@@ -219,10 +221,10 @@ def _add_by_name(table: Table, roles: Roles, needs_pair: bool) -> None:
     if "label" not in roles:
         _add_first(roles, "label", LABELS, places)
     if "pair" not in roles and (needs_pair or "text" not in roles):
-        for one, other in PAIRS:
-            if one not in places or other not in places:
+        for first, second in PAIRS:
+            if first not in places or second not in places:
                 continue
-            text, pair = places[one], places[other]
+            text, pair = places[first], places[second]
             if roles.get("label") not in (text, pair) and roles.get("text", text) == text:
                 roles["text"], roles["pair"] = text, pair
                 return
@@ -300,12 +302,12 @@ def _cell_table(file: LabelledFile) -> Table:
     widths = Counter(len(cells) for _, cells in rows).most_common(1)
     width = len(names) if names is not None else widths[0][0] if widths else 0
     is_csv = file.format == "csv"
-    more = "quote a cell that contains the delimiter" if is_csv else "a text cannot contain the delimiter"
+    remedy_for_more = "quote a cell that contains the delimiter" if is_csv else "a text cannot contain the delimiter"
     fewer = f"write all {width}, with {'the delimiter' if is_csv else 'a tab'} between them"
     expected = "the header has" if header else "most rows have"
     for line, cells in rows:
         if len(cells) != width:
-            remedy = fewer if len(cells) < width else more
+            remedy = fewer if len(cells) < width else remedy_for_more
             file.problems.add(line, f"{count_noun(len(cells), 'cell')} where {expected} {width}; {remedy}")
     table = Table(file.path, names, [row for row in rows if len(row[1]) == width])
     _check_not_tagged(file.path, [cells[-1].strip() for _, cells in table.rows])

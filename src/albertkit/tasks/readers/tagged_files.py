@@ -63,33 +63,33 @@ def read_tagged(file: LabelledFile) -> Rows:
 
 def _make_examples(sentences: Iterator[TaggedSentence], file: LabelledFile, path: Path) -> Rows:
     """Sentences → examples; whether tags are bare letters or names is decided for the whole file."""
-    made = list(sentences)
-    tags = {tag for sentence in made for tag in sentence.tags} - {"O", ""}
+    all_sentences = list(sentences)
+    tags = {tag for sentence in all_sentences for tag in sentence.tags} - {"O", ""}
     is_bare = bool(tags) and not any(map(PREFIXED_TAG.fullmatch, tags))
     has_letters = tags <= LETTERS
     if is_bare:
         _check_underlines(tags, path)
         file.notes.append(BARE_LETTERS if has_letters else BARE_NAMES)
-    for sentence in made:
-        own = sentence.tags
+    for sentence in all_sentences:
+        prefixed = sentence.tags
         if is_bare:
-            own = [tag if tag in ("O", "") else f"{tag}-entity" if has_letters else f"I-{tag}" for tag in own]
-        odd = next((tag for tag in own if tag != "O" and not PREFIXED_TAG.fullmatch(tag)), None)
+            prefixed = [tag if tag in ("O", "") else f"{tag}-entity" if has_letters else f"I-{tag}" for tag in prefixed]
+        odd = next((tag for tag in prefixed if tag != "O" and not PREFIXED_TAG.fullmatch(tag)), None)
         if odd is not None:
             yield sentence.line, f"the label {odd!r:.40} is neither O nor of the form B-PER; correct it"
             continue
         text, words = join_words(sentence.words)
-        example = TaggedExample(text, words, spans_of(own, words), sentence.intent, f"{path}:{sentence.line}")
+        example = TaggedExample(text, words, spans_of(prefixed, words), sentence.intent, f"{path}:{sentence.line}")
         yield sentence.line, example
 
 
 def _check_underlines(tags: set[str], path: Path) -> None:
     """Raise an error for B_PER and I_PER, which are not names; E_MAIL next to PHONE is a name."""
-    found = sorted(tag for tag in tags if UNDERLINED_TAG.fullmatch(tag))
-    if found and (len(found) == len(tags) or {"B", "I"} <= {tag[0] for tag in found}):
-        correct = f"{found[0][0]}-{found[0][2:]}"
+    underlined = sorted(tag for tag in tags if UNDERLINED_TAG.fullmatch(tag))
+    if underlined and (len(underlined) == len(tags) or {"B", "I"} <= {tag[0] for tag in underlined}):
+        correct = f"{underlined[0][0]}-{underlined[0][2:]}"
         raise AlbertkitError(
-            f"{path} has the label {found[0]!r:.40}; the letter must be followed by a hyphen, as in B-PER. "
+            f"{path} has the label {underlined[0]!r:.40}; the letter must be followed by a hyphen, as in B-PER. "
             f"Write {correct!r:.40}, and correct the other labels too."
         )
 
@@ -140,8 +140,8 @@ def _column_sentences(file: LabelledFile) -> Iterator[TaggedSentence]:
             word, tag = _word_and_tag_columns(width, file.options, f"line {number} of {file.path}")
         start = start if rows else number
         if len(cells) != width:
-            found = f"{count_noun(len(cells), 'cell')} where the first line has {width}"
-            file.problems.add(number, f"{found}; write a word and its label, and an empty line between sentences")
+            problem = f"{count_noun(len(cells), 'cell')} where the first line has {width}"
+            file.problems.add(number, f"{problem}; write a word and its label, and an empty line between sentences")
         elif not cells[word]:
             file.problems.add(number, "there is no word; write one")
         rows.append(cells)
