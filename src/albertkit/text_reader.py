@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,7 @@ LINE_LIMIT = 64 << 20  # bytes of one line
 TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk processing
 MAX_FILES = 100_000
 BOM = b"\xef\xbb\xbf"  # some editors write it at the start of a UTF-8 file
+UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 DEFAULT_COLUMN = "text"
 ENCODING_REMEDY = (
     "convert the file from its encoding, such as  iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or "
@@ -257,7 +259,7 @@ def read_lines(
             if on_read is not None:
                 on_read(position())
             try:
-                yield number, decode(line.removeprefix(BOM) if number == 1 else line).rstrip("\r\n")
+                yield number, decode(remove_bom(line, file.name) if number == 1 else line).rstrip("\r\n")
             except BadRow as bad:
                 raise AlbertkitError(f"{_place(file, number)} {bad}; {ENCODING_REMEDY}.") from None
 
@@ -330,6 +332,10 @@ def column_index(header: Sequence[str], column: str, name: str) -> int:
     if column.isdigit() and int(column) > 0:
         return int(column) - 1
     names = [cell.strip() for cell in header]
+    if names.count(column) > 1:
+        raise AlbertkitError(f"{name} has {names.count(column)} columns {column!r}. Rename all but one.")
+    if len(names) == 1 and names != [column] and column in names[0].split(";"):
+        raise AlbertkitError(f"{name} has semicolons between its cells. Save it as .csv with commas.")
     if column not in names:
         raise AlbertkitError(f"{name} {_missing('column', column, names)}, or a number from 1 if there is no header.")
     return names.index(column)
@@ -339,6 +345,14 @@ def _missing(what: str, column: str, names: Iterable[str]) -> str:
     """The end of an error message about a file or line that lacks a column or field."""
     listed = ", ".join(list(names)[:20]) or "none"
     return f"has no {what} {column!r}{nearest(column, names)}; its {what}s: {listed}. Pass one (--text-column)"
+
+
+def remove_bom(start: bytes, name: str) -> bytes:
+    """The start of a file without a byte-order mark. That of UTF-16 is an error."""
+    if start.startswith(UTF16_BOMS):
+        new = "new" + Path(name).suffix
+        raise AlbertkitError(f"{name} is UTF-16; it must be UTF-8. Run  iconv -f UTF-16 -t UTF-8 {quote(name)} > {new}")
+    return start.removeprefix(BOM)
 
 
 def decode(line: bytes) -> str:
