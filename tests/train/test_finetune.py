@@ -162,7 +162,7 @@ def test_the_methods_of_albert(tuned):
     (entity, _) = Albert(tuned("tag").model).tag(text).spans
     assert entity.label == "animal" and text[entity.start : entity.end] == "cat"
     assert Albert(tuned("answer").model).answer("cat", "red green dog oak elm fir").text == "dog"
-    assert Albert(tuned("choose").model).choose("red green", "cat", ["oak", "cow"]).text == "cow"
+    assert Albert(tuned("choose").model).choose("cat", "red green", ["oak", "cow"]).text == "cow"
     assert {s.label for s in Albert(tuned("intent").model).understand("blue pink cat green grey elm").spans} >= {
         "animal"
     }

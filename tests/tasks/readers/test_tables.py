@@ -157,7 +157,7 @@ def test_a_column_name_that_occurs_twice_needs_a_number(tmp_path):
 def test_scores_with_a_decimal_comma_are_not_classes(tmp_path):
     """As spreadsheets of many languages write them."""
     path = put(tmp_path / "a.csv", "sentence1;sentence2;score\nA;B;1,5\nC;D;2\nE;F;0,25\n")
-    with pytest.raises(AlbertkitError, match=r"a comma, such as '1,5'. Write numbers as '1.5', or pass --separator"):
+    with pytest.raises(AlbertkitError, match=r"a comma, such as '1,5'. Write '1.5', or pass --separator"):
         read_examples("classify", path)
     assert plain(read_examples("classify", path, ReadOptions(kind="single")))[0] == ("A", "B", "1,5")
     assert plain(read_examples("classify", path, ReadOptions(separator=",")))[0] == ("A", "B", ("1", "5"))
