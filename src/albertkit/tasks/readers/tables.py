@@ -412,7 +412,7 @@ def _check_decimal_commas(table: Table, cells: Sequence[Any]) -> None:
     if comma is not None and all(parse_number(text.replace(",", ".")) is not None for text in texts):
         raise AlbertkitError(
             f"{table.path} has labels with a comma, such as {comma!r:.40}. Write "
-            f"{comma.replace(',', '.')!r:.40}, or pass --separator , for several classes, or --kind single for one class."
+            f"{comma.replace(',', '.')!r:.40}, or pass --separator , for several classes, or --kind single for one."
         )
 
 
