@@ -334,7 +334,7 @@ def column_index(header: Sequence[str], column: str, name: str) -> int:
     names = [cell.strip() for cell in header]
     if names.count(column) > 1:
         raise AlbertkitError(f"{name} has {names.count(column)} columns {column!r}. Rename all but one.")
-    if len(names) == 1 and names != [column] and column in names[0].split(";"):
+    if len(names) == 1 and names != [column] and ";" in names[0]:
         raise AlbertkitError(f"{name} has semicolons between its cells. Save it as .csv with commas.")
     if column not in names:
         raise AlbertkitError(f"{name} {_missing('column', column, names)}, or a number from 1 if there is no header.")
