@@ -105,6 +105,16 @@ def test_errors_name_the_line_and_the_remedy(tmp_path, name, content, message):
         list(read_texts(tmp_path / name))
 
 
+def test_json_lines_that_are_read_as_texts_give_a_warning(tmp_path, monkeypatch):
+    line = '{"text": "a"}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
+    with pytest.warns(UserWarning, match="line 1 of stdin is a JSON object.*Pass --text-column"):
+        assert list(read_texts("-")) == [line.strip()]
+    (tmp_path / "a.txt").write_text(line)
+    with pytest.warns(UserWarning, match="line 1 of .*a.txt is a JSON object.*Rename the file to .jsonl"):
+        list(read_texts(tmp_path / "a.txt"))
+
+
 def test_a_line_over_the_limit_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("short\n" + "x" * 11)
     (file,) = find_text_files([tmp_path / "a.txt"])

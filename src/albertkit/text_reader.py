@@ -7,6 +7,7 @@ below them. Lines and rows are streamed, so memory use is bounded. `vector_write
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -14,6 +15,7 @@ import json
 import lzma
 import os
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -124,7 +126,17 @@ def _read_texts(
             kind = "null" if text is None else type_with_article(text)
             found = f"{_place(file, number)} contains {kind} as {text_column or DEFAULT_COLUMN!r}"
             raise AlbertkitError(f"{found}, which must be a text. Correct it, or pass another --text-column.")
+        if number == 1 and file.format == "text":
+            _warn_of_json(file, text)
         yield number, text, str(ids[0]) if ids else None
+
+
+def _warn_of_json(file: TextFile, line: str) -> None:
+    """Warn if the first text of a file is a JSON object."""
+    with contextlib.suppress(BadRow):
+        if line.startswith("{") and parse_json_line(line):
+            remedy = "Pass --text-column to read one field" if file.name == "-" else "Rename the file to .jsonl"
+            warnings.warn(f"{_place(file, 1)} is a JSON object, which is read as a text. {remedy}.", stacklevel=2)
 
 
 # Paths → files ------------------------------------------------------------------------------------------------------
