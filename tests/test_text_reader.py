@@ -85,6 +85,7 @@ def test_stdin_is_text_or_with_a_column_json(monkeypatch):
         ("a.jsonl", b'{"text": 3}\n', "line 1 of .* contains an int as 'text'"),
         ("a.csv", b"id,txt\n1,x\n", r"has no column 'text' \(did you mean 'txt'\?\)"),
         ("a.csv", b"id,text\n1,x\n2\n", "line 3 of .* has 1 cells"),
+        ("a.csv", b'text\na\n"b\nc\n', "line 3 of .* is not valid csv: unexpected end of data"),
         ("a.csv", b"text,text\na,b\n", "has 2 columns 'text'. Rename all but one"),
         ("a.csv", b"text;label\na;b\n", "has semicolons between its cells. Save it as .csv with commas"),
         (

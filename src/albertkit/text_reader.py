@@ -301,7 +301,7 @@ def _table_rows(file: TextFile, columns: Sequence[str], lines: Iterator[str]) ->
     """Quotes enclose cells in csv, also over several lines. In tsv they are ordinary characters."""
     csv.field_size_limit(LINE_LIMIT)
     is_tsv = file.format == "tsv"
-    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
+    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines, strict=True)
     indexes: list[int] = []
     line = width = 0
     try:
@@ -315,9 +315,10 @@ def _table_rows(file: TextFile, columns: Sequence[str], lines: Iterator[str]) ->
                 if not columns[0].isdigit():  # a number means that there is no header
                     continue
             yield first, [get_cell(cells, index, width) for index in indexes]
-    except (csv.Error, BadRow) as error:
-        what = error if isinstance(error, BadRow) else f"is not valid {file.format}: {error}"
-        raise AlbertkitError(f"{_place(file, line)} {what}. Correct it.") from None
+    except BadRow as bad:
+        raise AlbertkitError(f"{_place(file, line)} {bad}. Correct it.") from None
+    except csv.Error as error:  # in the row after `line`
+        raise AlbertkitError(f"{_place(file, line + 1)} is not valid {file.format}: {error}. Correct it.") from None
 
 
 def table_width(first_row: Sequence[str], column: str) -> int:

@@ -198,7 +198,7 @@ def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator
 
     csv.field_size_limit(TEXT_LIMIT)
     try:
-        for record in csv.reader(text_lines()):
+        for record in csv.reader(text_lines(), strict=True):
             if not is_blank_line(record, part.file.width):
                 number += 1
                 yield record, end
