@@ -237,7 +237,7 @@ class FinetuneSettings:
             flag = "--nearest" if self.nearest else "--freeze"
             raise AlbertkitError(
                 f"{name}={getattr(self, name)!r} is not available: a head on frozen vectors is not trained by steps. "
-                f"Omit --{name.replace('_', '-')} or {flag}."
+                f"Omit --{name.replace('_', '-')} or {flag} (frozen=False in AlbertClassifier)."
             )
         if self.is_frozen and self.seeds > 1:
             flag = "--nearest" if self.nearest else "--freeze"
