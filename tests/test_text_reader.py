@@ -85,6 +85,15 @@ def test_stdin_is_text_or_with_a_column_json(monkeypatch):
         ("a.jsonl", b'{"text": 3}\n', "line 1 of .* contains an int as 'text'"),
         ("a.csv", b"id,txt\n1,x\n", r"has no column 'text' \(did you mean 'txt'\?\)"),
         ("a.csv", b"id,text\n1,x\n2\n", "line 3 of .* has 1 cells"),
+        ("a.csv", b'text\na\n"b\nc\n', "line 3 of .* is not valid csv: unexpected end of data"),
+        ("a.csv", b"text,text\na,b\n", "has 2 columns 'text'. Rename all but one"),
+        ("a.csv", b"text;label\na;b\n", "has semicolons between its cells. Save it as .csv with commas"),
+        (
+            "a b.csv",
+            "\ufefftext\na\n".encode("utf-16-le"),
+            "is UTF-16; .* iconv -f UTF-16 -t UTF-8 '.*a b.csv' > new.csv",
+        ),
+        ("a.txt", "\ufeffa\n".encode("utf-16-be"), "is UTF-16"),
         ("a.parquet", b"nothing", "not a complete Parquet file"),
         ("a.txt.gz", b"nothing", "cannot be decompressed"),
     ],
@@ -95,6 +104,16 @@ def test_errors_name_the_line_and_the_remedy(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(AlbertkitError, match=message):
         list(read_texts(tmp_path / name))
+
+
+def test_json_lines_that_are_read_as_texts_give_a_warning(tmp_path, monkeypatch):
+    line = '{"text": "a"}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
+    with pytest.warns(UserWarning, match="line 1 of stdin is a JSON object.*Pass --text-column"):
+        assert list(read_texts("-")) == [line.strip()]
+    (tmp_path / "a.txt").write_text(line)
+    with pytest.warns(UserWarning, match="line 1 of .*a.txt is a JSON object.*Rename the file to .jsonl"):
+        list(read_texts(tmp_path / "a.txt"))
 
 
 def test_a_line_over_the_limit_is_an_error(tmp_path):

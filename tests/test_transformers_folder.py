@@ -159,7 +159,7 @@ def test_choices_have_the_probabilities_of_transformers(tmp_path):
     opened = transformers.AutoModelForMultipleChoice.from_pretrained(out).eval()
     with torch.no_grad():
         logits = opened(**{name: rows[None] for name, rows in encoded.items()}).logits[0]
-    ours = Albert(out).choose(example.context, example.question, example.choices)
+    ours = Albert(out).choose(example.question, example.context, example.choices)
     assert logits.softmax(-1).tolist() == pytest.approx(list(ours.probabilities), abs=1e-4)
 
 

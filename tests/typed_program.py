@@ -80,7 +80,7 @@ def tasks(albert: Albert) -> list[object]:
     intent: IntentResult = albert.understand("wake me at seven")
     states: list[DialogueState] = albert.track(["a cheap hotel", ("where?", "in the north")])
     answer: AnswerResult = albert.answer("who?", "Ann")
-    choice: ChoiceResult = albert.choose("Tom left.", "who left?", ["Tom", "Ann"])
+    choice: ChoiceResult = albert.choose("who left?", "Tom left.", ["Tom", "Ann"])
     explanation: Explanation = albert.explain("a text", methods=("occlusion",))
     return [label, *labels, tags, intent, *states, answer, choice, explanation]
 

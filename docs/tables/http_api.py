@@ -101,7 +101,11 @@ def type_of(schema: dict[str, Any]) -> str:
     if kind == "array":
         items = schema.get("items", {})
         kinds = dict.fromkeys(type_of(one) for one in items.get("anyOf", [items]))
-        return "list of " + " or ".join(PLURALS.get(kind, f"lists{kind[4:]}") for kind in kinds) if items else "list"
+        return (
+            "list of " + " or ".join(PLURALS.get(kind, kind.replace("list ", "lists ", 1)) for kind in kinds)
+            if items
+            else "list"
+        )
     if kind == "object" and "properties" in schema:
         return "{" + ", ".join(f"`{name}`: {type_of(one)}" for name, one in schema["properties"].items()) + "}"
     bounds = (schema.get("minimum"), schema.get("maximum"))

@@ -350,17 +350,17 @@ class Albert(RuntimeModel):
         return result
 
     def choose(
-        self, context: str, question: str, choices: Iterable[str], **keywords: Unpack[PredictKeywords]
+        self, question: str, context: str, choices: Iterable[str], **keywords: Unpack[PredictKeywords]
     ) -> ChoiceResult:
         """The choice that answers the question about the context.
 
-        >>> Albert("choices").choose("Tom went home.", "Where is Tom?", ["at work", "at home"])  # doctest: +SKIP
+        >>> Albert("choices").choose("Where is Tom?", "Tom went home.", ["at work", "at home"])  # doctest: +SKIP
         """
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import ChoiceExample
 
-        check_string("context", context)
         check_string("question", question)
+        check_string("context", context)
         if isinstance(choices, str):
             raise AlbertkitError(f"choices is one text, {choices!r:.40}. Pass the choices in a list.")
         example = ChoiceExample(context, question, tuple(embedding.list_texts(choices)))

@@ -90,8 +90,8 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     model: the base model. The default is the built-in English model. frozen: train only a head on its sentence vectors,
     which takes seconds. Otherwise the whole model is fine-tuned. Of 50 examples or more, 10 % are held out to choose
     the best epoch and to calibrate. nearest: no training; predict the class whose mean sentence vector is nearest.
-    epochs, learning_rate, batch_size, max_length, seed, optimizer: as in `albertkit finetune`; a frozen model uses only
-    max_length. `save` writes a model folder for `Albert` and all commands.
+    epochs, learning_rate, batch_size, max_length, seed, optimizer: as in `albertkit finetune`; of these, a frozen model
+    accepts only max_length and seed. `save` writes a model folder for `Albert` and all commands.
 
     >>> AlbertClassifier().fit(["a cat", "a dog"] * 9, ["cat", "dog"] * 9).predict(["a cat"])
     array(['cat'], dtype='<U3')
@@ -181,6 +181,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             batch_size=self.batch_size,
             max_length=self.max_length,
             seed=self.seed,
+            freeze=self.frozen,
             nearest=self.nearest,
             optimizer=self.optimizer,
         )

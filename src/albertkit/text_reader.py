@@ -7,6 +7,7 @@ below them. Lines and rows are streamed, so memory use is bounded. `vector_write
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -14,11 +15,13 @@ import json
 import lzma
 import os
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -42,6 +45,7 @@ LINE_LIMIT = 64 << 20  # bytes of one line
 TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk processing
 MAX_FILES = 100_000
 BOM = b"\xef\xbb\xbf"  # some editors write it at the start of a UTF-8 file
+UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 DEFAULT_COLUMN = "text"
 ENCODING_REMEDY = (
     "convert the file from its encoding, such as  iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or "
@@ -122,7 +126,17 @@ def _read_texts(
             kind = "null" if text is None else type_with_article(text)
             problem = f"{_place(file, number)} contains {kind} as {text_column or DEFAULT_COLUMN!r}"
             raise AlbertkitError(f"{problem}, which must be a text. Correct it, or pass another --text-column.")
+        if number == 1 and file.format == "text":
+            _warn_of_json(file, text)
         yield number, text, str(ids[0]) if ids else None
+
+
+def _warn_of_json(file: TextFile, line: str) -> None:
+    """Warn if the first text of a file is a JSON object."""
+    with contextlib.suppress(BadRow):
+        if line.startswith("{") and parse_json_line(line):
+            remedy = "Pass --text-column to read one field" if file.name == "-" else "Rename the file to .jsonl"
+            warnings.warn(f"{_place(file, 1)} is a JSON object, which is read as a text. {remedy}.", stacklevel=2)
 
 
 # Paths → files ------------------------------------------------------------------------------------------------------
@@ -257,7 +271,7 @@ def read_lines(
             if on_read is not None:
                 on_read(position())
             try:
-                yield number, decode(line.removeprefix(BOM) if number == 1 else line).rstrip("\r\n")
+                yield number, decode(remove_bom(line, file.name) if number == 1 else line).rstrip("\r\n")
             except BadRow as bad:
                 raise AlbertkitError(f"{_place(file, number)} {bad}; {ENCODING_REMEDY}.") from None
 
@@ -287,7 +301,7 @@ def _table_rows(file: TextFile, columns: Sequence[str], lines: Iterator[str]) ->
     """Quotes enclose cells in csv, also over several lines. In tsv they are ordinary characters."""
     csv.field_size_limit(LINE_LIMIT)
     is_tsv = file.format == "tsv"
-    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
+    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines, strict=True)
     indexes: list[int] = []
     line = width = 0
     try:
@@ -301,9 +315,10 @@ def _table_rows(file: TextFile, columns: Sequence[str], lines: Iterator[str]) ->
                 if not columns[0].isdigit():  # a number means that there is no header
                     continue
             yield first, [get_cell(cells, index, width) for index in indexes]
-    except (csv.Error, BadRow) as error:
-        what = error if isinstance(error, BadRow) else f"is not valid {file.format}: {error}"
-        raise AlbertkitError(f"{_place(file, line)} {what}. Correct it.") from None
+    except BadRow as bad:
+        raise AlbertkitError(f"{_place(file, line)} {bad}. Correct it.") from None
+    except csv.Error as error:  # in the row after `line`
+        raise AlbertkitError(f"{_place(file, line + 1)} is not valid {file.format}: {error}. Correct it.") from None
 
 
 def table_width(first_row: Sequence[str], column: str) -> int:
@@ -330,6 +345,10 @@ def column_index(header: Sequence[str], column: str, name: str) -> int:
     if column.isdigit() and int(column) > 0:
         return int(column) - 1
     names = [cell.strip() for cell in header]
+    if names.count(column) > 1:
+        raise AlbertkitError(f"{name} has {names.count(column)} columns {column!r}. Rename all but one.")
+    if len(names) == 1 and names != [column] and ";" in names[0]:
+        raise AlbertkitError(f"{name} has semicolons between its cells. Save it as .csv with commas.")
     if column not in names:
         raise AlbertkitError(f"{name} {_missing('column', column, names)}, or a number from 1 if there is no header.")
     return names.index(column)
@@ -339,6 +358,14 @@ def _missing(what: str, column: str, names: Iterable[str]) -> str:
     """The end of an error message about a file or line that lacks a column or field."""
     listed = ", ".join(list(names)[:20]) or "none"
     return f"has no {what} {column!r}{nearest(column, names)}; its {what}s: {listed}. Pass one (--text-column)"
+
+
+def remove_bom(start: bytes, name: str) -> bytes:
+    """The start of a file without a byte-order mark. That of UTF-16 is an error."""
+    if start.startswith(UTF16_BOMS):
+        new = "new" + Path(name).suffix
+        raise AlbertkitError(f"{name} is UTF-16; it must be UTF-8. Run  iconv -f UTF-16 -t UTF-8 {quote(name)} > {new}")
+    return start.removeprefix(BOM)
 
 
 def decode(line: bytes) -> str:

@@ -76,7 +76,7 @@ def test_a_stored_classifier_predicts_the_same(tmp_path):
     assert not hasattr(clone(classifier), "classes_")
 
 
-@pytest.mark.parametrize(("optimizer", "frozen"), [("muon", True), ("adamw", False), (None, False)])
+@pytest.mark.parametrize(("optimizer", "frozen"), [(None, True), ("adamw", False), (None, False)])
 def test_the_optimizer_of_a_classifier_is_that_of_finetune(monkeypatch, optimizer, frozen):
     passed = []
 
@@ -89,6 +89,11 @@ def test_the_optimizer_of_a_classifier_is_that_of_finetune(monkeypatch, optimize
     with pytest.raises(InterruptedError):
         AlbertClassifier(optimizer=optimizer, frozen=frozen).fit(TEXTS, LABELS)
     assert passed[0].optimizer == optimizer
+
+
+def test_a_frozen_classifier_refuses_settings_without_an_effect():
+    with pytest.raises(AlbertkitError, match="epochs=3 is not available: .*frozen=False in AlbertClassifier"):
+        AlbertClassifier(epochs=3).fit(TEXTS, LABELS)
 
 
 @pytest.mark.parametrize("options", [{}, {"nearest": True}], ids=["logistic", "nearest"])

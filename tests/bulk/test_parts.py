@@ -199,6 +199,12 @@ def test_missing_columns_are_errors_or_bad_rows(tmp_path):
     (tmp_path / "a.csv").write_text("id,body\n1,x\n")
     with pytest.raises(AlbertkitError, match="no column 'text'.*id, body"):
         parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)
+    (tmp_path / "a.csv").write_text("text\nx\n", encoding="utf-16")
+    with pytest.raises(AlbertkitError, match="a.csv is UTF-16"):
+        parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)
+    (tmp_path / "a.csv").write_text('text\nx\n"y\nz\n')
+    with pytest.raises(AlbertkitError, match="row 1 of .*a.csv is not CSV .unexpected end of data"):
+        parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)
     (tmp_path / "e.csv").write_text("")
     assert all_rows(tmp_path / "e.csv", 3, 10) == []
     (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")

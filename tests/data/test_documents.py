@@ -163,6 +163,18 @@ def test_binary_lines_are_errors_or_skipped(tmp_path, junk):
     assert made[0].bad_lines == 1 and made[0].paragraphs == [["good"], ["also good"]]
 
 
+def test_errors_name_skip_bad_only_to_callers_that_have_it(tmp_path):
+    """`albertkit tokenizer` has no such option."""
+    (tmp_path / "a.txt").write_bytes("好".encode("gb18030"))
+    with pytest.raises(AlbertkitError, match="convert it to UTF-8.$"):
+        list(read_paragraphs(find_text_files([tmp_path / "a.txt"]), None))
+    with pytest.raises(AlbertkitError, match="convert it to UTF-8. --skip-bad skips such lines.$"):
+        read([tmp_path / "a.txt"])
+    (tmp_path / "a.txt").write_text("good", encoding="utf-16")
+    with pytest.raises(AlbertkitError, match="is UTF-16"):
+        read([tmp_path / "a.txt"], skip_bad=True)
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_damaged_compressed_files_are_errors(tmp_path, suffix):
     whole = PACKS[suffix](text(200).encode())

@@ -37,7 +37,7 @@ def predictions(kind: str, model: Albert) -> list[Any]:
     if kind == "answer":
         return [model.answer("which animal ?", context) for context in CONTEXTS]
     if kind == "choose":
-        return [model.choose(text, "which animal ?", ["cat", "oak", "fig"]) for text in TEXTS]
+        return [model.choose("which animal ?", text, ["cat", "oak", "fig"]) for text in TEXTS]
     if kind == "match":
         return [model.similarity(text, pair) for text, pair in zip(TEXTS, PAIRS, strict=True)]
     if kind == "dialogue":

@@ -518,7 +518,7 @@ def test_the_methods_take_depth_and_exit(albert):
     assert albert("tag").tag("cat dog", early_exit="entropy:1").depth == 1
     assert albert("intent").understand("cat dog", early_exit="entropy:1").depth == 1
     assert albert("answer").answer("cat", "red cat oak", early_exit="entropy:1").depth == 1
-    assert albert("choose").choose("red", "cat", ["oak", "elm"], depth=3, early_exit="entropy:0").depth == 3
+    assert albert("choose").choose("cat", "red", ["oak", "elm"], depth=3, early_exit="entropy:0").depth == 3
 
 
 def test_the_command_line(folder, tmp_path):

@@ -47,6 +47,13 @@ def test_dimensions_are_whole_numbers():
         albert.embed("a cat", dim=True)
 
 
+def test_an_error_of_depth_offers_only_layers_that_the_model_has():
+    with pytest.raises(AlbertkitError, match="Pass one of these; layer=5 gives the hidden states there"):
+        Albert(threads=1).embed("a cat", depth=5)
+    with pytest.raises(AlbertkitError, match="Pass one of these.$"):
+        Albert(threads=1).embed("a cat", depth=13)
+
+
 def test_a_classifier_of_texts_refuses_pairs(folder):
     with pytest.raises(AlbertkitError, match="has a second text, but this model was trained on single texts"):
         Albert(folder, threads=1).classify("a cat", pairs="a dog")

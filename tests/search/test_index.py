@@ -540,6 +540,11 @@ def test_odd_arguments(index):
     index.embedder = Toy(dim=5)
     with pytest.raises(AlbertkitError, match="vectors of shape"):
         index.add([Record("new", "new")])
+    index.close()
+    with pytest.raises(AlbertkitError, match="closed database.*Open it with  Index.open"):
+        index.search("x")
+    with pytest.raises(AlbertkitError, match=r"Call Index.open\(PATH, ALBERT\)"):
+        Index(index.path)
 
 
 def test_memory_does_not_grow_with_the_index(index):

@@ -77,6 +77,12 @@ def test_an_index_with_both_languages_is_searched_in_both(space, tmp_path):
         Index.open(tmp_path / "both.idx", Albert())
 
 
+def test_similarity_compares_two_texts():
+    assert SharedSpace(depth=3).similarity(*PAIRS[0]) > 0.5
+    with pytest.raises(AlbertkitError, match="second=.* is a list; pass a text in quotes"):
+        SharedSpace(depth=3).similarity("rain", ["雨", "雪"])
+
+
 @pytest.mark.parametrize("command", [["embed", "hi", "-m"], ["info"], ["serve"]])
 def test_its_name_is_no_model_of_other_commands(command):
     with pytest.raises(AlbertkitError, match="small-en-zh is not one model.*index, search and cluster.*SharedSpace"):

@@ -276,7 +276,7 @@ def test_answer_and_choose(server, alberts):
         assert ["the text is blank" in warning for warning in found["warnings"]] == ([] if context else [True])
         assert near(found, {"model": "reader", "warnings": found["warnings"], **wanted})
         assert context[found["start"] : found["end"]] == found["text"]
-    asked = {"context": "It rained.", "question": "What fell?", "choices": ["rain", "sun", "snow"]}
+    asked = {"question": "What fell?", "context": "It rained.", "choices": ["rain", "sun", "snow"]}
     found = server.post("/choose", asked).json()
     assert near(found, {"model": "exam", "warnings": [], **plain(alberts["exam"].choose(*asked.values()))})
 

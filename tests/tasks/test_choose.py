@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,4 +121,10 @@ def test_measure_by_hand():
 )
 def test_choices_that_are_no_list_of_texts_are_an_error(choices, told):
     with pytest.raises(AlbertkitError, match=told):
-        Albert().choose("Tom went.", "Where?", choices)
+        Albert().choose("Where?", "Tom went.", choices)
+
+
+def test_choose_takes_question_and_context_in_the_order_of_answer():
+    """Swapped texts give another result without an error."""
+    names = [list(signature(method).parameters)[1:3] for method in (Albert.choose, Albert.answer)]
+    assert names == [["question", "context"]] * 2

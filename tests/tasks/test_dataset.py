@@ -245,5 +245,7 @@ def test_labels_that_may_be_mistakes_are_noted():
     assert check_labels(examples) == ()
     (note,) = check_labels([*examples, TextExample("new", label="A")])
     assert "'a' and 'A' are different classes" in note
+    (note,) = check_labels([*examples, TextExample("new", label="a, b"), TextExample("newer", label="a,c")])
+    assert "the label 'a, b' is one class. Pass --separator ','" in note
     (note,) = check_labels([*examples, TextExample("text 0", label="b", where="t.tsv:21")])
     assert "1 example with another label than the same text before" in note and "t.tsv:21: 'text 0'" in note

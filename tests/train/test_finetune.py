@@ -162,7 +162,7 @@ def test_the_methods_of_albert(tuned):
     (entity, _) = Albert(tuned("tag").model).tag(text).spans
     assert entity.label == "animal" and text[entity.start : entity.end] == "cat"
     assert Albert(tuned("answer").model).answer("cat", "red green dog oak elm fir").text == "dog"
-    assert Albert(tuned("choose").model).choose("red green", "cat", ["oak", "cow"]).text == "cow"
+    assert Albert(tuned("choose").model).choose("cat", "red green", ["oak", "cow"]).text == "cow"
     assert {s.label for s in Albert(tuned("intent").model).understand("blue pink cat green grey elm").spans} >= {
         "animal"
     }
@@ -407,6 +407,17 @@ def test_a_run_that_was_begun_with_adamw_resumes_with_it(start, tmp_path):
     assert optimizers == ["adamw", "adamw", "muon"]  # a run that is overwritten has the preset
 
 
-def test_frozen_heads_have_no_optimizer():
-    with pytest.raises(AlbertkitError, match="optimizer='adamw' is not available: a head on frozen vectors"):
-        FinetuneSettings(freeze=True, optimizer="adamw")
+@pytest.mark.parametrize(
+    ("name", "value"), [("optimizer", "adamw"), ("epochs", 3.0), ("learning_rate", 0.1), ("elastic", True)]
+)
+def test_frozen_heads_refuse_settings_of_training_steps(name, value):
+    """Otherwise they would have no effect, without a word."""
+    with pytest.raises(AlbertkitError, match=f"{name}={value!r} is not available: .*Omit --.* or --freeze"):
+        FinetuneSettings(freeze=True, **{name: value})
+
+
+def test_settings_of_generation_are_errors_for_other_tasks(tmp_path, start):
+    for settings in ({"label_smoothing": 0.1}, {"target_length": 8}):
+        with pytest.raises(AlbertkitError, match="are for the task generate, not classify"):
+            chosen = FinetuneSettings(device="cpu", **settings)
+            tune.finetune_examples("classify", texts(20), texts(8), tmp_path, start, chosen, print)

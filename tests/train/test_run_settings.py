@@ -52,7 +52,7 @@ def test_other_settings_in_the_same_folder_are_an_error_that_names_them(start, t
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_folder_of_other_files_is_refused_and_stays_as_it_was(start, tmp_path, freeze):
     write_artifact(start, tmp_path / "start")
-    settings = replace(QUICK, freeze=freeze)
+    settings = FinetuneSettings(freeze=True, max_length=16, device="cpu") if freeze else QUICK
     for name in ("thesis", "model"):
         folder = tmp_path / name
         write_artifact(start, folder) if name == "model" else folder.mkdir()
@@ -102,7 +102,7 @@ def test_a_command_that_fails_deletes_and_writes_nothing(start, tmp_path, freeze
     write_artifact(start, tmp_path / "start")
     base, out = tmp_path / "start", tmp_path / "out"
     unreadable = [replace(example, text="\U0001f9ff \U0001fae0") for example in texts(32)]
-    plain = replace(QUICK, freeze=freeze)
+    plain = FinetuneSettings(freeze=True, max_length=16, device="cpu") if freeze else QUICK
     with pytest.raises(UnreadableTextError):
         finetune_examples("classify", unreadable, texts(8), out, base, plain)
     assert not (out / "settings.json").exists()  # so the corrected command is not refused

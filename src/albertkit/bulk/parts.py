@@ -19,7 +19,6 @@ import numpy as np
 from albertkit.bulk.object_store import locate, open_input
 from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.text_reader import (
-    BOM,
     LINE_LIMIT,
     TEXT_LIMIT,
     BadRow,
@@ -31,6 +30,7 @@ from albertkit.text_reader import (
     is_blank_line,
     open_parquet,
     parse_json_line,
+    remove_bom,
     table_width,
 )
 
@@ -163,7 +163,7 @@ def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes,
             reason = f"has a line of over {LINE_LIMIT:,} bytes" if line else "ends early"
             raise AlbertkitError(f"{part.file.name} {reason} at byte {position:,}. Break its lines, or copy it again.")
         is_first, position = position == 0, position + len(line)
-        yield (line.removeprefix(BOM) if is_first else line), position
+        yield (remove_bom(line, part.file.name) if is_first else line), position
 
 
 def _line_texts(part: WorkPart, stream: BufferedReader) -> Iterator[object]:
@@ -198,7 +198,7 @@ def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator
 
     csv.field_size_limit(TEXT_LIMIT)
     try:
-        for record in csv.reader(text_lines()):
+        for record in csv.reader(text_lines(), strict=True):
             if not is_blank_line(record, part.file.width):
                 number += 1
                 yield record, end

@@ -376,7 +376,7 @@ def choose(
     """Choose the answer to QUESTION about a text among CHOICES."""
     cli.refuse_file(question, f"--context {question}")
     text, albert = cli.read_whole(context), model.open()
-    result = albert.choose(text, question, choices, **model.depth_options())
+    result = albert.choose(question, text, choices, **model.depth_options())
     pairs = zip(choices, result.probabilities, strict=True)
     lines = [f"{'→' if choice == result.text else ' '} {chance:.1%}\t{choice}" for choice, chance in pairs]
     print_result(as_json, result, *lines)

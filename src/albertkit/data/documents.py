@@ -15,7 +15,6 @@ from typing import Any
 
 from albertkit.errors import AlbertkitError, type_with_article
 from albertkit.text_reader import (
-    BOM,
     DEFAULT_COLUMN,
     BadRow,
     TextFile,
@@ -27,11 +26,11 @@ from albertkit.text_reader import (
     open_text_file,
     parse_json_line,
     read_cells,
+    remove_bom,
 )
 
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 DOCUMENT_LIMIT = 16 << 20  # maximum bytes of a line or a document; longer documents are split
-SKIP_HINT = "or skip such lines (--skip-bad)."
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,11 @@ class Documents:
     is_inside: bool = False  # the first document continues the last one of the previous block
     bad_lines: int = 0  # skipped
 
-    def skip(self, problem: str, skip_bad: bool) -> None:
+    def skip(self, problem: str, skip_bad: bool | None) -> None:
         """Count a bad line, or raise."""
         if not skip_bad:
-            raise AlbertkitError(problem)
+            hint = "" if skip_bad is None else " --skip-bad skips such lines."
+            raise AlbertkitError(f"{problem}.{hint}")
         self.bad_lines += 1
 
 
@@ -182,8 +182,11 @@ def _parquet_texts(file: TextFile, text_column: str) -> Iterator[tuple[str, int]
 # Blocks → documents -------------------------------------------------------------------------------------------------
 
 
-def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
-    """The documents of a block. With `skip_bad`, lines that are not text are skipped and counted instead of raising."""
+def parse_documents(block: Block, skip_bad: bool | None = None) -> Documents:
+    """The documents of a block. With `skip_bad`, lines that are not text are skipped and counted instead of raising.
+
+    skip_bad: None if the caller has no such option, so that the error does not name it.
+    """
     result = Documents()
     rows: Sequence[str | None] = block.data if isinstance(block.data, tuple) else _lines(block, result, skip_bad)
     if block.format == "text":
@@ -199,7 +202,7 @@ def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
             if "\0" in text:
                 raise BadRow("contains zero bytes. Convert it to UTF-8")
         except BadRow as bad:
-            result.skip(f"line {number} of {block.source} {bad}, {SKIP_HINT}", skip_bad)
+            result.skip(f"line {number} of {block.source} {bad}", skip_bad)
             continue
         if len(text) > DOCUMENT_LIMIT:
             raise AlbertkitError(
@@ -211,12 +214,12 @@ def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
     return result
 
 
-def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
+def _lines(block: Block, result: Documents, skip_bad: bool | None) -> list[str | None]:
     """The lines of a block of bytes; None where one is skipped."""
     data = block.data
     assert isinstance(data, bytes)
-    if block.start.line == 1 and data.startswith(BOM):
-        data = data[len(BOM) :]
+    if block.start.line == 1:
+        data = remove_bom(data, block.source)
     try:
         if b"\0" in data or len(data) > DOCUMENT_LIMIT:
             raise ValueError
@@ -231,8 +234,7 @@ def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
                 raise BadRow("contains zero bytes")
             lines.append(decode(line))
         except BadRow as bad:
-            problem = f"line {number} of {block.source} {bad}. Omit the file, convert it to UTF-8, {SKIP_HINT}"
-            result.skip(problem, skip_bad)
+            result.skip(f"line {number} of {block.source} {bad}. Omit the file, or convert it to UTF-8", skip_bad)
             lines.append(None)
     return lines
 

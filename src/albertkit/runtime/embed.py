@@ -143,7 +143,9 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
     check_dtype(dtype, normalize)
     layers = model.layers_to_apply(keywords.get("depth"), layer, pooling)
     if layer is None:
-        check_trained_depth(model.config, model.metadata, layers, f"; layer={layers} gives the hidden states there")
+        has_layer = layers <= model.config.num_hidden_layers
+        remedy = f"; layer={layers} gives the hidden states there" if has_layer else ""
+        check_trained_depth(model.config, model.metadata, layers, remedy)
     return EmbedOptions(
         pooling,
         layers,

@@ -78,6 +78,11 @@ class Index(ABC):
     model_path: str
     """The folder or the built-in name of the model, as `create` recorded it; may be empty."""
 
+    def __new__(cls, *args: object, **keywords: object) -> Index:
+        if cls is Index:
+            raise AlbertkitError("Index() opens no index. Call Index.open(PATH, ALBERT) or Index.create(PATH, ALBERT).")
+        return super().__new__(cls)
+
     def __init__(self, embedder: Embedder | None) -> None:
         self.embedder = embedder
         self.is_new = False  # whether `open_or_create` created it

@@ -31,6 +31,7 @@ REMEDIES = {
     "disk I/O error": "Check the disk and its free space, then rerun the command.",
     "not a database": "Build an index with  albertkit index FILES -o OUT",
     "unable to open": "Check its permissions.",
+    "closed": "Open it with  Index.open",
 }
 SCHEMA = f"""
 PRAGMA page_size = 16384; PRAGMA application_id = {MAGIC}; PRAGMA user_version = {FORMAT};

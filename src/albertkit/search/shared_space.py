@@ -12,6 +12,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.builtin import CHINESE, DEFAULT, LATIN_WORD, SHARED_SPACE, language_model
+from albertkit.errors import check_string
 from albertkit.file_io import digest
 from albertkit.runtime.embed import list_texts
 from albertkit.runtime.runtime_model import Depth
@@ -67,8 +68,10 @@ class SharedSpace:
 
     def similarity(self, first: str, second: str) -> float:
         """The cosine of two texts, in the same language or not."""
+        check_string("first", first)
+        check_string("second", second)
         left, right = self.embed([first, second])
-        return float(left @ right)
+        return min(float(left @ right), 1.0)  # rounding may exceed 1
 
     def _model(self, name: str) -> Albert:
         if name not in self._models:

@@ -27,6 +27,7 @@ from albertkit.tokenizer import Tokenizer
 
 Label = str | float | tuple[str, ...] | None  # of a `TextExample`
 TRAIN, HELD_OUT = "the training examples", "the held-out examples"  # names of examples without a file
+SEPARATORS = ",;|/，、；"  # with which people join several classes of one text
 LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
 
 
@@ -119,7 +120,7 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ..
             raise AlbertkitError(f"{example.where or 'a held-out example'}: {problem}")
     labels = [(example, label) for example in dev for label in label_names(example)]
     notes = _unknown_labels(labels, known, "training") if known else []
-    notes += [*_similar_labels(known), *_several_labels(train)]
+    notes += [*_similar_labels(known), *_joined_labels(train), *_several_labels(train)]
     return (*notes, *check_overlap(train, dev))
 
 
@@ -140,6 +141,17 @@ def _similar_labels(known: Iterable[LabelName]) -> list[str]:
         other = spellings.setdefault((kind, " ".join(normalize("NFKC", label).casefold().split())), label)
         if other != label:
             return [f"the labels {other!r} and {label!r} are different classes. Write both alike if they are one"]
+    return []
+
+
+def _joined_labels(train: Sequence[Any]) -> list[str]:
+    """A note if a label consists of other labels with a separator between them."""
+    labels = {example.label for example in train if isinstance(example, TextExample) and isinstance(example.label, str)}
+    for label in sorted(labels):
+        for mark in SEPARATORS:
+            parts = {part.strip() for part in label.split(mark)}
+            if len(parts) > 1 and parts <= labels:
+                return [f"the label {label!r} is one class. Pass --separator '{mark}' if it means several classes"]
     return []
 
 

@@ -199,6 +199,11 @@ def _make_task(
     options = dict(task_options)
     if name == "generate":
         options = {"target_length": settings.target_length, "label_smoothing": settings.label_smoothing, **options}
+    elif settings.label_smoothing or settings.target_length != FinetuneSettings.target_length:
+        raise AlbertkitError(
+            f"target_length and label_smoothing are for the task generate, not {name}. Omit --target-length and "
+            "--label-smoothing."
+        )
     task = make_task(name, train, **options)
     if settings.class_weights:
         task = _with_class_weights(task, train)

@@ -8,7 +8,7 @@ sentence has no flag. Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from albertkit.errors import AlbertkitError, check_choice, check_fields
@@ -169,6 +169,12 @@ class PretrainSettings:
         return self.phases()[-1][0]
 
 
+STEP_SETTINGS = (  # of `FinetuneSettings`: without effect on a head on frozen vectors
+    *("epochs", "batch_size", "micro_batch_size", "optimizer", "learning_rate", "dropout", "metric", "restarts"),
+    *("patience", "layer_decay", "gradient_checkpointing", "keep_epochs", "elastic"),
+)
+
+
 @dataclass(frozen=True)
 class FinetuneSettings:
     """How to fine-tune. Defaults of None depend on the size of the model and of the data."""
@@ -225,11 +231,13 @@ class FinetuneSettings:
             raise AlbertkitError(
                 "class_weights is not available with nearest, where every class has the same weight. Omit one of them."
             )
-        if self.is_frozen and self.optimizer is not None:
+        passed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        name = next((name for name in STEP_SETTINGS if name in passed), None)
+        if self.is_frozen and name is not None:
             flag = "--nearest" if self.nearest else "--freeze"
             raise AlbertkitError(
-                f"optimizer={self.optimizer!r} is not available: a head on frozen vectors is not trained by steps. "
-                f"Omit --optimizer or {flag}."
+                f"{name}={getattr(self, name)!r} is not available: a head on frozen vectors is not trained by steps. "
+                f"Omit --{name.replace('_', '-')} or {flag} (frozen=False in AlbertClassifier)."
             )
         if self.is_frozen and self.seeds > 1:
             flag = "--nearest" if self.nearest else "--freeze"

@@ -142,6 +142,27 @@ def test_packed(tmp_path, name, pack):
     assert plain(read_examples("classify", path)) == [("a", None, "x"), ("b", None, "y")]
 
 
+def test_a_column_name_that_occurs_twice_needs_a_number(tmp_path):
+    """Otherwise the first of both would be used without a word."""
+    path = put(tmp_path / "a.csv", "text,Label,label\nA,x,1\nB,y,2\n")
+    with pytest.raises(AlbertkitError, match="2 columns .* 2 'Label', 3 'label'. .*--label-column 2"):
+        read_examples("classify", path)
+    assert plain(read_examples("classify", path, ReadOptions(label_column="3")))[0] == ("A", None, "1")
+    assert plain(read_examples("classify", path, ReadOptions(label_column="Label")))[0] == ("A", None, "x")
+    path = put(tmp_path / "b.csv", "source,source,target\nA,x,1\nB,y,2\n")
+    with pytest.raises(AlbertkitError, match="--text-column 1"):
+        read_examples("generate", path)
+
+
+def test_scores_with_a_decimal_comma_are_not_classes(tmp_path):
+    """As spreadsheets of many languages write them."""
+    path = put(tmp_path / "a.csv", "sentence1;sentence2;score\nA;B;1,5\nC;D;2\nE;F;0,25\n")
+    with pytest.raises(AlbertkitError, match=r"a comma, such as '1,5'. Write '1.5', or pass --separator"):
+        read_examples("classify", path)
+    assert plain(read_examples("classify", path, ReadOptions(kind="single")))[0] == ("A", "B", "1,5")
+    assert plain(read_examples("classify", path, ReadOptions(separator=",")))[0] == ("A", "B", ("1", "5"))
+
+
 def test_jsonl_values(tmp_path):
     rows = [{"text": " a ", "label": 1}, {"label": True, "text": "b", "other": [1]}, {"text": "c\ud800", "label": "x"}]
     path = put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))

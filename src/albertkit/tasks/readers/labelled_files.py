@@ -18,7 +18,6 @@ from typing import Any
 from albertkit.errors import AlbertkitError, check_choice, check_fields
 from albertkit.options import setting
 from albertkit.text_reader import (
-    BOM,
     ENCODING_REMEDY,
     TextFile,
     content_suffix,
@@ -26,6 +25,7 @@ from albertkit.text_reader import (
     open_parquet,
     open_raw,
     open_text_file,
+    remove_bom,
     replace_surrogates,
 )
 
@@ -158,11 +158,7 @@ class LabelledFile:
             raise AlbertkitError(
                 f"{file.name} has over {FILE_LIMIT:,} bytes, which are kept in memory. Use a smaller file."
             )
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise AlbertkitError(
-                f"{file.name} is UTF-16; it must be UTF-8. Run  iconv -f UTF-16 -t UTF-8 {self.path.name} > new"
-            )
-        return data.removeprefix(BOM)
+        return remove_bom(data, file.name)
 
     def lines(self, name: str = "") -> Iterator[tuple[int, str]]:
         """Every line with its number, without its newline. A line that is not UTF-8 is a problem, and contains `�`.

@@ -109,6 +109,8 @@ def read_texts(file: LabelledFile, needs_pair: bool = False) -> Rows:
     labels = [None if label is None else clean(row[label]) for _, row in table.rows]
     is_score = label is not None and table.names is not None and table.names[label].casefold() in SCORES
     kind = _label_kind(labels, options, is_score)
+    if kind == "single" and options.kind == "auto":
+        _check_decimal_commas(table, labels)
     if kind == "regression" and options.kind == "auto":
         file.notes.append("the labels are numbers, so this is a regression (for classes, pass --kind single)")
     for (line, row), cell in zip(table.rows, labels, strict=True):
@@ -147,6 +149,7 @@ def find_roles(table: Table, options: ReadOptions, needs_pair: bool, needs_label
             roles = guess  # a guess must use all named columns
     needed = {"text": True, "pair": needs_pair, "label": needs_label}
     _check_roles(table, roles, {role: name for role, name in TEXT_ROLES.items() if needed[role]})
+    _check_unique(table, roles, options)
     return roles
 
 
@@ -160,6 +163,7 @@ def find_source_and_target(table: Table, options: ReadOptions) -> Roles:
         free = [column for column in (0, 1) if column not in roles.values()]
         roles |= zip([role for role in REWRITE_ROLES if role not in roles], free, strict=False)
     _check_roles(table, roles, REWRITE_ROLES)
+    _check_unique(table, roles, options)
     return roles
 
 
@@ -209,6 +213,21 @@ def _check_roles(table: Table, roles: Roles, needed: dict[str, str]) -> None:
             f"one column of {table.path} has two roles; the file has {table.titles}. "
             "Name different columns (--text-column, --pair-column, --label-column)."
         )
+
+
+def _check_unique(table: Table, roles: Roles, options: ReadOptions) -> None:
+    """Raise if a role was found by a name that several columns have."""
+    for role, column in roles.items():
+        passed = getattr(options, f"{role}_column")
+        if table.names is None or isinstance(passed, int) or (passed or "").isdecimal():
+            continue
+        name = table.names[column]
+        same = [table.title(i) for i, other in enumerate(table.names) if other.casefold() == name.casefold()]
+        if len(same) > 1 and (passed != name or table.names.count(name) > 1):
+            raise AlbertkitError(
+                f"{len(same)} columns of {table.path} have the same name: {list_names(same)}. "
+                f"Pass the number of one of them (--{role}-column {column + 1})."
+            )
 
 
 def _roles_note(table: Table, roles: Roles, names: dict[str, str]) -> str:
@@ -386,6 +405,17 @@ def _label_kind(cells: Sequence[Any], options: ReadOptions, is_score: bool) -> s
     mostly_numbers = values.count(None) <= 0.1 * len(values)
     has_fractions = any(value != int(value) for value in numbers)
     return "regression" if mostly_numbers and has_fractions and (is_score or len(numbers) > 10) else "single"
+
+
+def _check_decimal_commas(table: Table, cells: Sequence[Any]) -> None:
+    """Raise if all labels are numbers, some with a comma: scores as spreadsheets of many languages write them."""
+    texts = [str(cell) for cell in cells if cell is not None and cell != ""]
+    comma = next((text for text in texts if "," in text), None)
+    if comma is not None and all(parse_number(text.replace(",", ".")) is not None for text in texts):
+        raise AlbertkitError(
+            f"{table.path} has labels with a comma, such as {comma!r:.40}. Write "
+            f"{comma.replace(',', '.')!r:.40}, or pass --separator , for several classes, or --kind single for one."
+        )
 
 
 def _label_problem(cell: Any, kind: str) -> str | None:
