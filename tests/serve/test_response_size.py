@@ -207,7 +207,9 @@ def test_foreseen_bytes_are_not_below_those_of_real_answers(folders):
             assert size > 20_000
             for share, status in ((0.99, 413), (4, 200)):
                 service.settings = dataclasses.replace(settings, max_response_bytes=int(share * size))
-                assert client.post(path, json=body).status_code == status, (path, share)
+                answer = client.post(path, json=body)
+                assert answer.status_code == status, (path, share)
+                assert status == 200 or "would have about" in answer.text, path  # before it was computed
 
 
 def test_memory_of_decoded_requests():
