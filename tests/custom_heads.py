@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import CustomHead
-from albertkit.tokenizer import Tokenizer
-from tests.conftest import SPIECE, tiny
+from tests.conftest import english, tiny
 
 TAGS = ("O", "B-PER", "I-PER")
 
@@ -54,7 +53,7 @@ MODELS = {
 def save(folder: Path, head: str, seed: int = 3, **details: object) -> AlbertModel:
     """A model with a custom head of random weights, in a folder; and the model in torch."""
     make, metadata = MODELS[head]
-    config = tiny(vocab_size=30000, max_position_embeddings=64, initializer_range=0.1)
+    config = tiny(vocab_size=3000, max_position_embeddings=64, initializer_range=0.1)
     torch.manual_seed(seed)
     module = make(config.hidden_size, len(metadata.labels))
     model = AlbertModel(config, {head: CustomHead(head, module, config.hidden_size, len(metadata.labels))}).eval()
@@ -62,6 +61,6 @@ def save(folder: Path, head: str, seed: int = 3, **details: object) -> AlbertMod
         for parameter in model.heads.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
     metadata = ArtifactMetadata(task=metadata.task, labels=metadata.labels, details=details)
-    artifact = Artifact(config, model.weights(), Tokenizer.from_spiece(SPIECE), metadata, model.head_graphs())
+    artifact = Artifact(config, model.weights(), english(), metadata, model.head_graphs())
     write_artifact(artifact, folder, overwrite=True)
     return model

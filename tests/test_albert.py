@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-from functools import cache
 
 import hypothesis.strategies as st
 import numpy as np
@@ -27,8 +26,7 @@ from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import group_by_length, token_batches
 from albertkit.runtime.embed import split_tokens
 from albertkit.runtime.native_embedding import NativeEmbedding
-from albertkit.tokenizer import Tokenizer
-from tests.conftest import SPIECE, tiny
+from tests.conftest import english, tiny
 from tests.waiting import wait_until
 
 TEXTS = [
@@ -39,12 +37,6 @@ TEXTS = [
     "In 1990, nobody knew what a transformer would be good for, except for electricians.",
 ]
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "tanh")
-
-
-@cache
-def english() -> Tokenizer:
-    """Of 30,000 pieces, read once: a tenth of a second."""
-    return Tokenizer.from_spiece(SPIECE)
 
 
 def make(config, heads=("mlm",), labels=2) -> Artifact:
@@ -60,7 +52,7 @@ def make(config, heads=("mlm",), labels=2) -> Artifact:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("runtime") / "one"
-    write_artifact(make(tiny(vocab_size=30000, max_position_embeddings=64)), path)
+    write_artifact(make(tiny(vocab_size=3000, max_position_embeddings=64)), path)
     return path
 
 
@@ -81,7 +73,7 @@ def torch_vectors(artifact, texts, how="mean", depth=None):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [{}, {"num_hidden_groups": 2, "inner_group_num": 2}], ids=["plain", "groups"])
 def test_equal_to_torch(shape, activation, tmp_path):
-    artifact = make(tiny(vocab_size=30000, hidden_act=activation, **shape))
+    artifact = make(tiny(vocab_size=3000, hidden_act=activation, **shape))
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     for how in ("mean", "cls", "max", "pooler"):
@@ -91,7 +83,7 @@ def test_equal_to_torch(shape, activation, tmp_path):
 
 
 def test_brightmart_equal_to_torch(tmp_path):
-    artifact = make(tiny(vocab_size=30000, options=Options(brightmart_layout=True)))
+    artifact = make(tiny(vocab_size=3000, options=Options(brightmart_layout=True)))
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     assert np.abs(albert.embed(TEXTS) - torch_vectors(artifact, TEXTS)).max() <= 1e-5
@@ -127,7 +119,7 @@ def test_a_text_does_not_depend_on_its_neighbours(folder, bits):
 @pytest.mark.parametrize(("bits", "least"), [(8, 0.99), (4, 0.9)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_quantised_vectors_agree(tmp_path, bits, least, activation):
-    artifact = make(tiny(vocab_size=30000, hidden_size=64, intermediate_size=128, hidden_act=activation))
+    artifact = make(tiny(vocab_size=3000, hidden_size=64, intermediate_size=128, hidden_act=activation))
     write_artifact(artifact, tmp_path / "float")
     write_artifact(artifact, tmp_path / "small", bits=bits)
     want = Albert(tmp_path / "float").embed(TEXTS)
@@ -269,7 +261,7 @@ def test_first_vector_imports_only_what_it_needs(model):
 
 def test_a_generator_of_many_texts_runs_in_bounded_memory(tmp_path):
     """60,000 texts from a generator: the peak grows by little after the first windows."""
-    config = tiny(vocab_size=30000, hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1)
+    config = tiny(vocab_size=3000, hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1)
     write_artifact(make(config), tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
 
@@ -298,7 +290,7 @@ def test_device_errors(folder):
 
 
 def test_a_model_without_head_or_pooler_says_so(tmp_path):
-    artifact = make(tiny(vocab_size=30000), heads=())
+    artifact = make(tiny(vocab_size=3000), heads=())
     bare = {n: a for n, a in artifact.weights.items() if ".pooler." not in n}
     write_artifact(dataclasses.replace(artifact, weights=bare), tmp_path / "m")
     for device in ("cpu", "torch"):

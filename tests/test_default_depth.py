@@ -23,7 +23,7 @@ TEXTS = [f"text {number} has {'some ' * (number % 5)}words" for number in range(
 
 def write(folder: Path, **changes) -> Path:
     """A model with 4 layers, distilled for 2 and 4, of which it applies 2."""
-    artifact = make(tiny(vocab_size=30000, num_hidden_layers=4))
+    artifact = make(tiny(vocab_size=3000, num_hidden_layers=4))
     history = ({"step": "distill", "settings": {"depths": "2,4"}},)
     metadata = replace(ArtifactMetadata(), depth=2, history=history)
     return write_artifact(replace(artifact, metadata=replace(metadata, **changes)), folder)

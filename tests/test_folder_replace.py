@@ -90,12 +90,12 @@ def test_writing_recovers_a_folder_after_a_crash(crashed):
 def test_a_model_opens_after_a_crash(tmp_path, monkeypatch):
     from tests.test_albert import make
 
-    write_artifact(make(tiny(vocab_size=30000), heads=()), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000), heads=()), tmp_path / "m")
     old = tmp_path / ".m.x.old"
     old.mkdir()
     (tmp_path / "m").rename(old / "m")
     monkeypatch.setattr(folder_replace, "CRASH_SECONDS", 0)
-    assert read_artifact(tmp_path / "m").config.vocab_size == 30000
+    assert read_artifact(tmp_path / "m").config.vocab_size == 3000
 
 
 def test_a_replacement_that_runs_is_not_undone(tmp_path):

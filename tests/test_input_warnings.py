@@ -129,7 +129,7 @@ def folders(tmp_path_factory):
     """A classifier and a tagger that were fine-tuned at their full depth of three layers."""
     made = tmp_path_factory.mktemp("tasks")
     for task, labels in {"classify": ("bad", "good"), "tag": ("O", "B-PER", "I-PER")}.items():
-        artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=(task,))
+        artifact = make(tiny(vocab_size=3000, max_position_embeddings=64), heads=(task,))
         metadata = replace(ArtifactMetadata(), task=task, labels=labels, history=({"step": "finetune"},))
         write_artifact(replace(artifact, metadata=metadata), made / task)
     return made

@@ -21,8 +21,7 @@ from albertkit.runtime.embed import unit_length
 from albertkit.search.vectors import checksum
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample, split_words
 from albertkit.text_reader import Record
-from albertkit.tokenizer import Tokenizer
-from tests.conftest import SPIECE, change_metadata, tiny
+from tests.conftest import change_metadata, english, tiny
 
 LIMIT = np.float32(MAX_WEIGHT)
 TEXT = "a cat sat on the mat"
@@ -42,12 +41,12 @@ def overflow(weights: dict[str, np.ndarray]) -> None:
 
 
 def overflowing(task: str, details: dict | None = None, heads: tuple[str, ...] = (), **config) -> Artifact:
-    shape = tiny(vocab_size=30000, **config)
+    shape = tiny(vocab_size=3000, **config)
     chosen = {name: build_head(name, shape) for name in heads}
     weights = {name: array.copy() for name, array in AlbertModel(shape, chosen).weights().items()}
     overflow(weights)
     metadata = ArtifactMetadata(task=task, labels=("O", "B-X") if heads else (), details=details or {})
-    return Artifact(shape, weights, Tokenizer.from_spiece(SPIECE), metadata)
+    return Artifact(shape, weights, english(), metadata)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +141,7 @@ def test_the_command_line_prints_no_nan(vectors):
 @pytest.mark.parametrize("name", ["ffn.up.weight", "ffn.down.weight", "attention_norm.weight", "word.weight"])
 def test_weights_near_the_float_limit_are_errors(tmp_path, name):
     """LayerNorm divides by an infinite variance, so that vectors would be zeros."""
-    artifact = dataclasses.replace(overflowing("embed"), weights=AlbertModel(tiny(vocab_size=30000)).weights())
+    artifact = dataclasses.replace(overflowing("embed"), weights=AlbertModel(tiny(vocab_size=3000)).weights())
     write_artifact(artifact, tmp_path / "m")
     change_metadata(tmp_path / "m", files={})
     path = tmp_path / "m" / "model.safetensors"
@@ -179,7 +178,7 @@ def test_what_is_built_from_a_model_is_finite(vectors, tmp_path):
 @pytest.mark.parametrize("part", ["smooth", "scale"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_factors_of_a_quantized_file_are_finite(tmp_path, bits, part, value):
-    artifact = dataclasses.replace(overflowing("embed"), weights=AlbertModel(tiny(vocab_size=30000)).weights())
+    artifact = dataclasses.replace(overflowing("embed"), weights=AlbertModel(tiny(vocab_size=3000)).weights())
     moments = activation_moments(artifact, ["a text to look at"] * 20)
     write_artifact(artifact, tmp_path / "m", bits=bits, moments=moments)
     change_metadata(tmp_path / "m", files={})

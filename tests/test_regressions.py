@@ -35,7 +35,7 @@ def cli(*args, text=b""):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("review") / "m"
-    write_artifact(make(tiny(vocab_size=30000)), path)
+    write_artifact(make(tiny(vocab_size=3000)), path)
     return path
 
 
@@ -83,7 +83,7 @@ def test_vectors_flow_before_the_input_ends(folder):
 
 
 def test_similarity_is_a_cosine_for_every_model(tmp_path):
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     loud = dataclasses.replace(artifact, metadata=ArtifactMetadata(normalize=False))
     write_artifact(loud, tmp_path / "m")
     albert = Albert(tmp_path / "m")
@@ -94,7 +94,7 @@ def test_similarity_is_a_cosine_for_every_model(tmp_path):
 
 def test_converting_a_sentence_transformers_folder_keeps_its_settings(tmp_path):
     meta = ArtifactMetadata(task="embed", pooling="cls", normalize=False, prompts={"query": "ask: "})
-    artifact = dataclasses.replace(make(tiny(vocab_size=30000)), metadata=meta)
+    artifact = dataclasses.replace(make(tiny(vocab_size=3000)), metadata=meta)
     write_artifact(artifact, tmp_path / "source")
     export_layout(tmp_path / "source", tmp_path / "st", "sentence-transformers")
     about = tmp_path / "st" / "config_sentence_transformers.json"
@@ -148,7 +148,7 @@ def test_an_own_head_survives_quantisation_whole(tmp_path):
 def test_the_name_of_a_model_says_how_it_pools(tmp_path):
     names = set()
     for pooling in ("mean", "cls"):
-        artifact = dataclasses.replace(make(tiny(vocab_size=30000)), metadata=ArtifactMetadata(pooling=pooling))
+        artifact = dataclasses.replace(make(tiny(vocab_size=3000)), metadata=ArtifactMetadata(pooling=pooling))
         write_artifact(artifact, tmp_path / pooling)
         names |= {
             Albert(tmp_path / pooling).name,

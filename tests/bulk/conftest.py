@@ -16,7 +16,7 @@ def models(tmp_path_factory):
     from albertkit.compress.quantize import quantize
 
     folder = tmp_path_factory.mktemp("models")
-    write_artifact(make(tiny(vocab_size=30000, max_position_embeddings=64), heads=()), folder / "float")
+    write_artifact(make(tiny(vocab_size=3000, max_position_embeddings=64), heads=()), folder / "float")
     quantize(folder / "float", folder / "int8", 8, texts(20))
     return folder
 

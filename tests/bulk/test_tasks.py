@@ -25,7 +25,7 @@ def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     kinds = {"classify": ("good", "bad"), "tag": ("O", "B-X")}
     for task, labels in kinds.items():
-        artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=(task,))
+        artifact = make(tiny(vocab_size=3000, max_position_embeddings=64), heads=(task,))
         meta = dataclasses.replace(ArtifactMetadata(), task=task, labels=labels)
         write_artifact(dataclasses.replace(artifact, metadata=meta), folder / task)
     return folder

@@ -12,8 +12,7 @@ import torch
 from safetensors.numpy import load_file
 
 from albertkit.model import AlbertModel
-from albertkit.tokenizer import Tokenizer
-from tests.conftest import SPIECE, tiny
+from tests.conftest import english, tiny
 
 
 def run(*args: str, text: str | bytes = "", ok: bool = True) -> subprocess.CompletedProcess:
@@ -28,7 +27,7 @@ def run(*args: str, text: str | bytes = "", ok: bool = True) -> subprocess.Compl
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "one"
-    AlbertModel(tiny(vocab_size=30000)).save(path, Tokenizer.from_spiece(SPIECE))
+    AlbertModel(tiny(vocab_size=3000)).save(path, english())
     return path
 
 
@@ -63,7 +62,7 @@ def test_tokenize_warns_of_the_wrong_vocabulary():
 @pytest.mark.slow
 def test_info_and_convert(folder, tmp_path):
     about = json.loads(run("info", str(folder), "--json").stdout)
-    assert about["config"]["hidden_size"] == 32 and about["tokenizer"] == {"kind": "unigram", "tokens": 30000}
+    assert about["config"]["hidden_size"] == 32 and about["tokenizer"] == {"kind": "unigram", "tokens": 3000}
     assert b"hidden_size" in run("info", str(folder)).stdout
     run("convert", str(folder), str(tmp_path / "two"))
     again = run("convert", str(folder), str(tmp_path / "two"), ok=False)

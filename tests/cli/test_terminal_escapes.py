@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
         "pretrain": (),
     }.items():
         head = {"embed": (), "pretrain": ("mlm",)}.get(task, (task,))
-        artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=head)
+        artifact = make(tiny(vocab_size=3000, max_position_embeddings=64), heads=head)
         metadata = dataclasses.replace(ArtifactMetadata(), task=task, labels=labels, history=({"step": STORED},))
         write_artifact(dataclasses.replace(artifact, metadata=metadata), folder / task)
     (folder / "texts.jsonl").write_text(json.dumps({"text": HOSTILE, "id": HOSTILE}) + "\n", encoding="utf-8")

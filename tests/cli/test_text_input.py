@@ -29,7 +29,7 @@ def models(tmp_path_factory):
     """Tiny models for vectors, classes and entities."""
     folder = tmp_path_factory.mktemp("models")
     for task, labels in {"embed": (), "classify": ("good", "bad"), "tag": ("O", "B-X")}.items():
-        artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=() if task == "embed" else (task,))
+        artifact = make(tiny(vocab_size=3000, max_position_embeddings=64), heads=() if task == "embed" else (task,))
         metadata = dataclasses.replace(ArtifactMetadata(), task=task, labels=labels)
         write_artifact(dataclasses.replace(artifact, metadata=metadata), folder / task)
     return folder

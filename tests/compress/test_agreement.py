@@ -24,7 +24,7 @@ from tests.test_albert import make
 def source(tmp_path_factory):
     """A tiny float model."""
     folder = tmp_path_factory.mktemp("models") / "float"
-    write_artifact(make(tiny(vocab_size=30000)), folder)
+    write_artifact(make(tiny(vocab_size=3000)), folder)
     return folder
 
 
@@ -79,7 +79,7 @@ def test_quantize_prints_one_verdict_on_real_sentences(source, tmp_path):
 
 @pytest.mark.parametrize("bits", [None, 8])
 def test_export_prints_one_verdict_on_real_sentences(bits, tmp_path):
-    write_artifact(make(tiny(vocab_size=30000), ("mlm",)), tmp_path / "m", bits=bits)
+    write_artifact(make(tiny(vocab_size=3000), ("mlm",)), tmp_path / "m", bits=bits)
     done = run("export", tmp_path / "m", tmp_path / "m.onnx")
     (line,) = [line for line in done.stdout.splitlines() if "agreement" in line]
     assert line.endswith("on 64 built-in English sentences: good") and "random" not in done.output
@@ -97,7 +97,7 @@ def test_export_prints_one_verdict_on_real_sentences(bits, tmp_path):
 
 def test_a_poor_result_is_a_warning_with_a_remedy(tmp_path):
     """One huge channel in every matrix: four bits cannot represent the others."""
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     rng = np.random.default_rng(0)
     wild = {
         name: array * np.exp(3 * rng.standard_normal(array.shape)).astype(np.float32)

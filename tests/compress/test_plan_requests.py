@@ -22,7 +22,7 @@ from tests.test_albert import make
 @pytest.fixture(scope="module")
 def classifier():
     meta = ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"})
-    return dataclasses.replace(make(tiny(vocab_size=30000, num_hidden_layers=8), ("classify",)), metadata=meta)
+    return dataclasses.replace(make(tiny(vocab_size=3000, num_hidden_layers=8), ("classify",)), metadata=meta)
 
 
 def test_depths_are_ranked_by_the_task_score(classifier, tmp_path, monkeypatch):
@@ -74,24 +74,24 @@ def test_no_static_table_is_proposed_for_a_task(classifier, task, tmp_path, monk
     assert any(c.is_static for c in seen) == (task == "embed")
 
 
-@pytest.mark.slow
-def test_config_file_is_planned_and_measured_cost_decides(tmp_path):
+def test_config_file_is_planned_and_measured_cost_decides(tmp_path, monkeypatch):
+    monkeypatch.setattr("albertkit.compress.benchmark.SECONDS", 0.01)
+    monkeypatch.setattr("albertkit.compress.benchmark.STRETCH", 0.001)
     (tmp_path / "my.json").write_text(json.dumps(tiny().to_dict()))
     found = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert found.proposals[0].candidate.shape == "my" and all(p.fits for p in found.proposals)
     slow = [dataclasses.replace(p.measured, latency=2.0) for p in found.proposals]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "measure_candidates", lambda *given: slow)
-        again = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))
+    monkeypatch.setattr(planner, "measure_candidates", lambda *given: slow)
+    again = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert not any(p.fits for p in again.proposals) and again.as_dict()["proposals"][0]["fits"] is False
 
 
 def test_plan_rejects_a_static_model(classifier, tmp_path):
     from albertkit.compress.cost import static_config
 
-    table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
+    table = {"encoder.embeddings.word.weight": np.ones((3000, 8), np.float32)}
     write_artifact(
-        Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, ArtifactMetadata()), tmp_path / "table"
+        Artifact(static_config(tiny(), 3000, 8), table, classifier.tokenizer, ArtifactMetadata()), tmp_path / "table"
     )
     with pytest.raises(AlbertkitError, match="static model: no smaller variant"):
         planner.plan(str(tmp_path / "table"), planner.PlanRequest(latency=1.0))

@@ -107,12 +107,14 @@ def test_short_calls_are_timed_together(monkeypatch):
     assert typical_seconds(call, 1.0) == pytest.approx(0.0019, rel=0.2)
 
 
-@pytest.mark.slow
+CANDIDATES = shape_candidates("base", preset("base")), model_candidates("mine", preset("small"))
+
+
 @given(st.floats(1e-4, 0.2), st.floats(5e7, 1e9))
 @settings(max_examples=50)
 def test_proposals_keep_the_limits(latency, memory):
     limits = PlanRequest(latency, memory)
-    for candidates in (shape_candidates("base", preset("base")), model_candidates("mine", preset("small"))):
+    for candidates in CANDIDATES:
         found = propose(candidates, machine(), limits, tokenizer_bytes=4e7)
         assert found
         if any(p.fits for p in found):
@@ -182,7 +184,7 @@ def test_random_weights_leave_attention_soft():
 
 
 def test_folder_is_measured_in_a_new_process(tmp_path):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     empty, full = measure_folder(None, 16, 1), measure_folder(tmp_path / "m", 16, 1)
     assert 0 < full["latency"] < 1 and empty["latency"] == 0
     assert 5e6 < full["memory"] < 5e8 and full["process"] > empty["process"] > 2e7
@@ -196,7 +198,7 @@ def test_plan_of_a_folder_measures_proposals(tmp_path, monkeypatch):
         return timeit(call, number=1)
 
     monkeypatch.setattr("albertkit.compress.benchmark.typical_seconds", once)
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     texts = [f"text {i} has some words" for i in range(30)]
     found = plan(tmp_path / "m", PlanRequest(latency=1.0, memory=1e9, texts=texts, count=2, threads=1))
     assert found.metric == "cosine" and found.machine.length < 20 and len(found.proposals) == 2
@@ -231,7 +233,7 @@ def test_shapes_of_names():
 
 def test_quantized_source_is_converted_before_pruning(tmp_path):
     """What is stored in few bits can be neither pruned nor quantised, so it is made floats first."""
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=8)
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m", bits=8)
     model = open_model(tmp_path / "m")
     smaller = next(c for c in model_candidates("m", model.config) if c.bits == 4 and c.config.intermediate_size < 48)
     first, second, third = build_commands(smaller, "m", model)

@@ -125,7 +125,7 @@ def test_fit_is_closer_to_the_full_model():
     "shape", [{}, {"num_hidden_groups": 2, "inner_group_num": 2}, {"options": Options(brightmart_layout=True)}]
 )
 def test_torch_and_runtime_agree_on_a_pruned_model(shape, tmp_path):
-    artifact = make(tiny(vocab_size=30000, **shape))
+    artifact = make(tiny(vocab_size=3000, **shape))
     write_artifact(artifact, tmp_path / "whole")
     report = prune(tmp_path / "whole", tmp_path / "small", PruneSettings(heads=3, ffn=20), LINES)
     assert (report.heads, report.ffn) == (3, 20) and report.parameters < report.parameters_before
@@ -151,7 +151,7 @@ def test_torch_and_runtime_agree_on_a_pruned_model(shape, tmp_path):
 
 def test_transformers_opens_pruned_models_it_can_express(tmp_path):
     transformers = pytest.importorskip("transformers")
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     write_artifact(artifact, tmp_path / "whole")
     prune(tmp_path / "whole", tmp_path / "ffn", PruneSettings(ffn=20, layers=2), LINES)
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "ffn").eval()
@@ -168,7 +168,7 @@ def test_transformers_opens_pruned_models_it_can_express(tmp_path):
 
 
 def test_truncated_model_equals_depth(tmp_path):
-    artifact = make(tiny(vocab_size=30000, num_hidden_layers=5))
+    artifact = make(tiny(vocab_size=3000, num_hidden_layers=5))
     write_artifact(
         dataclasses.replace(artifact, metadata=ArtifactMetadata(depth=4, metrics={"dev": 1.0})), tmp_path / "whole"
     )
@@ -207,8 +207,8 @@ def test_resolve_count():
 
 
 def test_bad_requests(tmp_path):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "int8", bits=8)
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "int8", bits=8)
     for source, keep, texts, message in (
         ("m", PruneSettings(), None, "there is nothing to prune"),
         ("m", PruneSettings(heads=9), None, "this model has 4"),

@@ -118,7 +118,7 @@ def test_vectors_are_the_same_numbers(kind, unigram, wordpiece, tmp_path):
 def test_a_small_vocabulary_opens_in_transformers(unigram, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "whole")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "whole")
     prune(tmp_path / "whole", tmp_path / "small", PruneSettings(vocabulary=DOMAIN))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
     model = transformers.AutoModel.from_pretrained(tmp_path / "small").eval()
@@ -139,7 +139,7 @@ def test_bad_requests(unigram):
 
 def test_cosines_are_of_the_written_model(tmp_path):
     """Vectors are compared after words were cut, as each model cuts the texts: for other texts little is left."""
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     write_artifact(artifact, tmp_path / "whole")
     own = prune(tmp_path / "whole", tmp_path / "own", PruneSettings(vocabulary=DOMAIN * 5))
     assert own.cosine_least > 0.9999 and own.text_kind == "lines of the vocabulary"

@@ -67,7 +67,7 @@ def test_moments_improve_rounding(bits):
 
 
 def test_without_cancel_errors_weights_are_rounded_to_nearest():
-    artifact, name = make(tiny(vocab_size=30000)), "encoder.groups.0.0.ffn.down.weight"  # which is not smoothed
+    artifact, name = make(tiny(vocab_size=3000)), "encoder.groups.0.0.ffn.down.weight"  # which is not smoothed
     seen = activation_moments(artifact, ["a text to look at"] * 20)
     plain = quantize_rows(artifact.weights[name]).values
     np.testing.assert_array_equal(quantize_weights(artifact.weights, 8, seen, cancel_errors=False)[name], plain)
@@ -86,7 +86,7 @@ def test_zeros_and_single_values_survive():
 
 
 def test_quantized_weights_keep_names_and_smooth():
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     seen = activation_moments(artifact, ["a text to look at"] * 20)
     for bits in (8, 4):
         packed = quantize_weights(artifact.weights, bits, seen)
@@ -102,7 +102,7 @@ def test_quantized_weights_keep_names_and_smooth():
 
 
 def test_own_text_and_moments():
-    artifact = make(tiny(vocab_size=30000, num_hidden_groups=2))
+    artifact = make(tiny(vocab_size=3000, num_hidden_groups=2))
     ids = synthetic_tokens(artifact, texts=8)
     assert len(ids) == 8 and {row[0] for row in ids} == {artifact.tokenizer.cls_id}
     assert synthetic_tokens(artifact, texts=8) == ids
@@ -117,9 +117,9 @@ def test_own_text_is_what_the_head_finds_likely_beside_random_words(room):
     """A head that wants twenty pieces and no others fills with these; three places in ten keep the words that were
     given.
     """
-    artifact = make(tiny(vocab_size=30000, max_position_embeddings=room))
+    artifact = make(tiny(vocab_size=3000, max_position_embeddings=room))
     wanted = np.arange(1000, 1020)
-    bias = np.full(30000, -100, np.float32)
+    bias = np.full(3000, -100, np.float32)
     bias[wanted] = 100
     bias[: artifact.tokenizer.mask_id + 1] = 200  # special tokens are never written
     artifact = dataclasses.replace(artifact, weights={**artifact.weights, "heads.mlm.bias": bias})
@@ -150,11 +150,11 @@ def test_the_remedy_is_one_that_was_not_tried(bits, texts, trained, said, unsaid
 
 def test_masked_predictions_are_compared_with_full_model_and_text(tmp_path):
     """A model that says `cat` everywhere, and another one: what they agree on, and what stood in the text."""
-    tokenizer = make(tiny(vocab_size=30000)).tokenizer
+    tokenizer = make(tiny(vocab_size=3000)).tokenizer
     (cat,), (dog,) = tokenizer.ids_batch(["cat", "dog"])
     for name, word in (("cat", cat), ("dog", dog)):
-        artifact = make(tiny(vocab_size=30000))
-        bias = np.zeros(30000, np.float32)
+        artifact = make(tiny(vocab_size=3000))
+        bias = np.zeros(3000, np.float32)
         bias[word] = 1e4
         write_artifact(
             dataclasses.replace(artifact, weights={**artifact.weights, "heads.mlm.bias": bias}), tmp_path / name
@@ -167,7 +167,7 @@ def test_masked_predictions_are_compared_with_full_model_and_text(tmp_path):
 
 
 def test_quantized_artifacts_open_as_floats(tmp_path):
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     write_artifact(artifact, tmp_path / "float")
     sizes = [(tmp_path / "float" / "model.safetensors").stat().st_size]
     for bits in (8, 4):
@@ -183,7 +183,7 @@ def test_quantized_artifacts_open_as_floats(tmp_path):
 
 
 def test_arrays_in_any_memory_order_are_written_right(tmp_path):
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     turned = {n: np.asfortranarray(a) for n, a in artifact.weights.items()}
     for bits in (None, 8, 4):
         write_artifact(artifact, tmp_path / f"a{bits}", bits=bits)
@@ -194,7 +194,7 @@ def test_arrays_in_any_memory_order_are_written_right(tmp_path):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_damaged_quantised_files(tmp_path, bits):
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     write_artifact(
         artifact, tmp_path / "m", bits=bits, moments=activation_moments(artifact, ["a text to look at"] * 20)
     )
@@ -226,7 +226,7 @@ def test_the_check_runs_without_torch_and_refuses(tmp_path):
     import subprocess
     import sys
 
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "float")
+    write_artifact(make(tiny(vocab_size=3000, num_hidden_layers=12)), tmp_path / "float")
     (tmp_path / "lines.txt").write_text("\n".join(f"text {i} is here to be read" for i in range(20)))
     given = [
         "quantize",
@@ -252,7 +252,7 @@ def test_the_check_runs_without_torch_and_refuses(tmp_path):
 
 def test_weights_trained_for_few_bits_are_rounded_as_they_are():
     """With `smooth`, nothing is rounded to cancel errors, and the smoothing is the one that was given."""
-    artifact = make(tiny(vocab_size=30000))
+    artifact = make(tiny(vocab_size=3000))
     name = "encoder.groups.0.0.ffn.up.weight"
     smooth = np.linspace(0.5, 2, 32).astype(np.float32)
     for bits in (8, 4):

@@ -33,7 +33,7 @@ WORDS = [t for t in TEXTS if t]
 def source(tmp_path_factory):
     """A model of a small English vocabulary."""
     folder = tmp_path_factory.mktemp("static")
-    write_artifact(make(tiny(vocab_size=30000)), folder / "whole")
+    write_artifact(make(tiny(vocab_size=3000)), folder / "whole")
     prune(folder / "whole", folder / "model", PruneSettings(vocabulary=[*WORDS, "cats dogs trees"]))
     return folder / "model"
 

@@ -31,6 +31,7 @@ from pyarrow import parquet
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
+from albertkit.builtin import resolve
 from albertkit.cli.entry_point import app
 from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.errors import AlbertkitError
@@ -91,12 +92,14 @@ SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to 
     "corpus": ({}, ["--min-tokens", "2", "--workers", "1"]),
     "cluster": ({"-k": 1}, ["-k", "2"]),
 }  # fmt: skip
+TINY = {"small-pretrained": "my-albert", "small-zh": "my-albert-zh", "small-zh-pretrained": "my-albert-zh"}
 ANEW = ("convert", "quantize", "prune", "static", "distill")  # verbs that refuse what is there
 TEXTS = (ROOT / "examples" / "notes.txt").read_text(encoding="utf-8").splitlines()
 GOOD, BAD = ("lovely", "fine", "a joy", "warm and clever"), ("dull", "a bore", "slow and cold", "a waste")
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 MODELS: dict[str, tuple[ArtifactMetadata, dict[str, int]]] = {
     "my-albert": (ArtifactMetadata(task="embed"), {"mlm": 0, "sop": 0}),
+    "my-albert-zh": (ArtifactMetadata(task="embed"), {"mlm": 0, "sop": 0}),
     "my-domain": (ArtifactMetadata(task="embed"), {"mlm": 0, "sop": 0}),
     "vectors": (ArtifactMetadata(task="embed"), {}),
     "my-vectors": (ArtifactMetadata(task="embed"), {}),
@@ -117,8 +120,9 @@ MODELS: dict[str, tuple[ArtifactMetadata, dict[str, int]]] = {
 
 def write_files(folder: Path) -> Path:
     """Every file and model that the pages name."""
+    english, chinese = Tokenizer.from_spiece(SPIECE), Tokenizer.load(resolve("small-zh"))
     for name, (meta, heads) in MODELS.items():
-        save(folder / name, meta, heads)
+        save(folder / name, meta, heads, chinese if name.endswith("-zh") else english)
     custom_heads.save(folder / "stars" / "model", "classify")
     (folder / "stars" / ".lock").touch()  # as `finetune` leaves it
     quantise(folder / "sentiment", folder / "sentiment-int8")
@@ -133,7 +137,7 @@ def write_files(folder: Path) -> Path:
     build_corpus(
         [str(folder / "texts")],
         folder / "shards",
-        Tokenizer.from_spiece(SPIECE),
+        english,
         CorpusSettings(min_tokens=2),
         workers=1,
     )
@@ -159,11 +163,11 @@ def shape() -> Any:
                 max_position_embeddings=160)  # fmt: skip
 
 
-def save(folder: Path, meta: ArtifactMetadata, heads: dict[str, int]) -> None:
-    config = shape()
+def save(folder: Path, meta: ArtifactMetadata, heads: dict[str, int], tokenizer: Tokenizer) -> None:
+    config = shape().replace(vocab_size=tokenizer.vocab_size)
     torch.manual_seed(4)
     model = AlbertModel(config, {name: build_head(name, config, labels or 2) for name, labels in heads.items()})
-    write_artifact(Artifact(config, model.weights(), Tokenizer.from_spiece(SPIECE), meta), folder)
+    write_artifact(Artifact(config, model.weights(), tokenizer, meta), folder)
 
 
 def quantise(source: Path, target: Path) -> None:
@@ -354,6 +358,8 @@ def shorter(words: list[str]) -> list[str]:
     drop, add = SHORTER.get(words[0], ({}, [])) if words else ({}, [])
     kept: list[str] = []
     skip = 0
+    if words and words[0] in ("pretrain", "finetune"):  # built-in models take ten times as long to train
+        words = [TINY.get(word, word) for word in words]
     for word in words:
         if skip:
             skip -= 1
@@ -361,7 +367,7 @@ def shorter(words: list[str]) -> list[str]:
             skip = drop[word]
         else:
             kept.append(word)
-    if words and words[0] == "finetune" and "--model" not in words:
+    if words and words[0] == "finetune" and not {"-m", "--model"} & set(words):
         add = [*add, "--model", "my-albert"]
     if words and words[0] == "elastic" and "train.tsv" in words:
         add = [*add, "--dev", "fresh.tsv"]  # dev.tsv is too short for a calibration

@@ -26,8 +26,8 @@ from albertkit.interop.transformers_js import tokenizer_json
 from albertkit.model import AlbertModel
 from albertkit.runtime.activation_moments import random_tokens, token_moments
 from albertkit.tokenizer import Tokenizer
-from tests.conftest import ROOT, tiny
-from tests.test_albert import TEXTS, english, make
+from tests.conftest import ROOT, english, tiny
+from tests.test_albert import TEXTS, make
 from tests.web.node import run_node
 
 WORDS = [text for text in TEXTS if text]
@@ -69,7 +69,7 @@ def write(folder: Path, config: Any, bits: int | None = None, tokenizer: Tokeniz
 
 def trained_like(folder: Path, bits: int | None = None, **changes: Any) -> Path:
     """A model with small random weights, whose int8 vectors rounding hardly changes, as those of a trained model."""
-    config = tiny(vocab_size=30000, **changes)
+    config = tiny(vocab_size=3000, **changes)
     artifact = Artifact(config, AlbertModel(config).weights(), english(), ArtifactMetadata(task="embed"))
     moments = token_moments(config, dict(artifact.weights), random_tokens(config, 16)) if bits else None
     write_artifact(artifact, folder, bits=bits, moments=moments)
@@ -84,11 +84,10 @@ def cosines(first: Any, second: Any) -> np.ndarray:
 # transformers.js -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
 @pytest.mark.parametrize("shape", [{}, RELATIVE], ids=["canonical", "relative"])
 def test_transformers_js_computes_the_vectors(shape, pooling, normalize, tmp_path):
-    model = write(tmp_path / "m", tiny(vocab_size=30000, **shape), pooling=pooling, normalize=normalize, depth=2)
+    model = write(tmp_path / "m", tiny(vocab_size=3000, **shape), pooling=pooling, normalize=normalize, depth=2)
     result = export_layout(model, tmp_path / "js", "transformers.js")
     assert f'pooling: "{pooling}", normalize: {str(normalize).lower()}' in (tmp_path / "js" / "README.md").read_text()
     assert f'pooling: "{pooling}", normalize: {str(normalize).lower()}' in result.usage
@@ -121,7 +120,7 @@ def test_transformers_js_computes_the_vectors_of_built_in_models(name, tmp_path,
 def tokenizers(tmp_path: Path) -> dict[str, Tokenizer]:
     lines = [*CHINESE, *WORDS, *(json.loads(line)["text"] for line in EXPECTED.read_text().splitlines())]
     return {
-        "english": english(),
+        "english": Albert("small").tokenizer,
         "chinese": Albert("small-zh").tokenizer,
         "wordpiece": Tokenizer.train(lines, "wordpiece", 800, min_count=1),
         "wordpiece, cased": Tokenizer.train(lines, "wordpiece", 800, min_count=1, lower=False, keep_accents=True),
@@ -171,7 +170,7 @@ def merge_unknown(ids: list[int], unknown: int | None) -> list[int]:
 
 def test_canonical_model_is_opened_with_torch(tmp_path):
     library = pytest.importorskip("sentence_transformers")
-    model = write(tmp_path / "m", tiny(vocab_size=30000), prompts={"query": "ask: "})
+    model = write(tmp_path / "m", tiny(vocab_size=3000), prompts={"query": "ask: "})
     result = export_layout(model, tmp_path / "st", "sentence-transformers")
     assert result.models == {} and "model.safetensors" in result.files and "backend" not in result.usage
     theirs = library.SentenceTransformer(str(tmp_path / "st"), device="cpu")
@@ -197,7 +196,7 @@ def test_model_with_options_is_opened_with_onnx(tmp_path):
 def test_torch_refuses_a_model_with_options(tmp_path):
     """There are no weights for torch, which would compute something else from them."""
     library = pytest.importorskip("sentence_transformers")
-    model = write(tmp_path / "m", tiny(vocab_size=30000, **RELATIVE))
+    model = write(tmp_path / "m", tiny(vocab_size=3000, **RELATIVE))
     export_layout(model, tmp_path / "st", "sentence-transformers")
     with pytest.raises(OSError, match=r"model\.safetensors"):
         library.SentenceTransformer(str(tmp_path / "st"), device="cpu")
@@ -210,7 +209,7 @@ def test_what_a_library_cannot_compute_is_refused(tmp_path):
     def refused(
         words: str, layout: str, settings: ExportSettings | None = None, source: Path | None = None, **meta: Any
     ):
-        folder = source or write(tmp_path / f"m{len(list(tmp_path.iterdir()))}", tiny(vocab_size=30000), **meta)
+        folder = source or write(tmp_path / f"m{len(list(tmp_path.iterdir()))}", tiny(vocab_size=3000), **meta)
         with pytest.raises(AlbertkitError, match=words):
             export_layout(folder, tmp_path / "out", layout, settings)
         assert not (tmp_path / "out").exists()
@@ -222,13 +221,13 @@ def test_what_a_library_cannot_compute_is_refused(tmp_path):
     symbols = Tokenizer.from_symbols(["$", *"abcdefgh"])
     phonemes = write(tmp_path / "phonemes", tiny(vocab_size=9), tokenizer=symbols)
     refused("phonemes", "transformers.js", source=phonemes)
-    make_static_model(write(tmp_path / "m", tiny(vocab_size=30000)), tmp_path / "static")
+    make_static_model(write(tmp_path / "m", tiny(vocab_size=3000)), tmp_path / "static")
     refused("static", "transformers.js", source=tmp_path / "static")
 
 
 def test_a_classifier_needs_the_head_of_vectors(tmp_path):
     made = dataclasses.replace(
-        make(tiny(vocab_size=30000), ("classify",)), metadata=ArtifactMetadata(task="classify", labels=("a", "b"))
+        make(tiny(vocab_size=3000), ("classify",)), metadata=ArtifactMetadata(task="classify", labels=("a", "b"))
     )
     write_artifact(made, tmp_path / "m")
     with pytest.raises(AlbertkitError, match="--head vector"):
@@ -238,7 +237,7 @@ def test_a_classifier_needs_the_head_of_vectors(tmp_path):
 
 
 def test_command_prints_code_and_differences(tmp_path):
-    model = write(tmp_path / "m", tiny(vocab_size=30000), prompts={"query": "ask: "})
+    model = write(tmp_path / "m", tiny(vocab_size=3000), prompts={"query": "ask: "})
     arguments = ["export", str(model), str(tmp_path / "js"), "--layout", "transformers.js"]
     ran = CliRunner().invoke(app, arguments)
     assert ran.exit_code == 0, ran.output

@@ -70,7 +70,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_vectors_equal_the_artifact(shape, tmp_path):
-    write_artifact(make(tiny(vocab_size=30000, **SHAPES[shape])), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000, **SHAPES[shape])), tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     vectors, per_token, given = albert.embed(WORDS), albert.token_vectors(WORDS), feed(albert, WORDS)
     report = export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="vector"))
@@ -85,7 +85,7 @@ def test_vectors_equal_the_artifact(shape, tmp_path):
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "pooler"])
 @pytest.mark.parametrize("unit", [True, False])
 def test_every_pooling(pooling, unit, tmp_path):
-    artifact = make(tiny(vocab_size=30000), heads=())
+    artifact = make(tiny(vocab_size=3000), heads=())
     artifact = dataclasses.replace(
         artifact, metadata=ArtifactMetadata(task="embed", pooling=pooling, normalize=unit, depth=2)
     )
@@ -98,13 +98,13 @@ def test_every_pooling(pooling, unit, tmp_path):
 
 
 def test_words_and_pairs(tmp_path):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     assert export(tmp_path / "m", tmp_path / "m.onnx").outputs == ["logits"]
     given = feed(albert, WORDS, list(reversed(WORDS)))
     first, second = (run(tmp_path / "m.onnx", given)["logits"] for run in (by_onnxruntime, by_openvino))
     inside = given["attention_mask"].astype(bool)
-    assert np.abs(first[inside] - second[inside]).max() < 1e-4 and first.shape[2] == 30000
+    assert np.abs(first[inside] - second[inside]).max() < 1e-4 and first.shape[2] == 3000
     stored = {t.name for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
     assert sum("word" in name for name in stored) == 1  # the table is read both ways and stored once
 
@@ -115,7 +115,7 @@ def test_task_heads(task, tmp_path):
     labels = () if task in ("answer", "choose") else ("O", "B-x") if task in ("tag", "intent") else ("a", "b")
     details = {"reads": "vector"} if task == "frozen" else {"intents": ["a", "b"]} if task == "intent" else {}
     meta = ArtifactMetadata(task="classify" if task == "frozen" else task, labels=labels, details=details)
-    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), heads), metadata=meta), tmp_path / "m")
+    write_artifact(dataclasses.replace(make(tiny(vocab_size=3000), heads), metadata=meta), tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     report = export(tmp_path / "m", tmp_path / "m.onnx")
     given = feed(albert, WORDS)
@@ -149,7 +149,7 @@ def test_logits_give_the_probabilities_of_the_model(kind, bits, tmp_path):
             else {"reads": "vector", "temperature": 0.5}
         )
     labels = () if kind == "regression" else ("a", "b", "c")
-    made = make(tiny(vocab_size=30000), ("classify",), labels=len(labels) or 1)
+    made = make(tiny(vocab_size=3000), ("classify",), labels=len(labels) or 1)
     meta = ArtifactMetadata(task="classify", labels=labels, details=details)
     write_artifact(dataclasses.replace(made, metadata=meta), tmp_path / "m", bits=bits)
     albert = Albert(tmp_path / "m", threads=1)
@@ -168,7 +168,7 @@ def test_logits_give_the_probabilities_of_the_model(kind, bits, tmp_path):
 
 @pytest.mark.parametrize("bits", [None, 8])
 def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
-    artifact = make(tiny(vocab_size=30000), ("choose",))
+    artifact = make(tiny(vocab_size=3000), ("choose",))
     artifact = dataclasses.replace(artifact, metadata=ArtifactMetadata(task="choose"))
     write_artifact(artifact, tmp_path / "m", bits=bits)
     albert = Albert(tmp_path / "m", threads=1)
@@ -184,7 +184,7 @@ def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
 
 def test_what_scores_mean_stands_in_the_file(tmp_path):
     details = {"kind": "regression", "mean": 2.5, "std": 1.5, "max_length": 24, "early_exit": {"depth": 2}}
-    artifact = make(tiny(vocab_size=30000), ("classify",), 1)
+    artifact = make(tiny(vocab_size=3000), ("classify",), 1)
     write_artifact(
         dataclasses.replace(artifact, metadata=ArtifactMetadata(task="classify", details=details)), tmp_path / "m"
     )
@@ -201,7 +201,7 @@ def test_what_scores_mean_stands_in_the_file(tmp_path):
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
-    artifact = make(tiny(vocab_size=30000, hidden_size=64, intermediate_size=128))
+    artifact = make(tiny(vocab_size=3000, hidden_size=64, intermediate_size=128))
     seen = token_moments(artifact.config, dict(artifact.weights), random_tokens(artifact.config, 16))
     for bits in (8, 4):
         write_artifact(artifact, folder / str(bits), bits=bits, moments=seen)
@@ -241,7 +241,7 @@ def test_one_int8_layer_is_equal_everywhere(quantised, tmp_path):
 
 @pytest.mark.slow
 def test_only_standard_operators_and_hardly_more_than_weights(tmp_path):
-    config = tiny(vocab_size=30000, embedding_size=64, hidden_size=256, intermediate_size=1024, num_hidden_layers=12)
+    config = tiny(vocab_size=3000, embedding_size=640, hidden_size=256, intermediate_size=1024, num_hidden_layers=12)
     write_artifact(make(config, heads=()), tmp_path / "m")
     write_artifact(make(config, heads=()), tmp_path / "int8", bits=8)
     for name in ("m", "int8"):
@@ -257,7 +257,7 @@ def test_only_standard_operators_and_hardly_more_than_weights(tmp_path):
 
 
 def test_pruned_small_vocabulary_and_static_models(tmp_path):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     prune(tmp_path / "m", tmp_path / "small", PruneSettings(heads=2, ffn=20, layers=2, vocabulary=WORDS))
     make_static_model(tmp_path / "small", tmp_path / "static", dim=8)
     for name in ("small", "static"):
@@ -272,7 +272,7 @@ def test_tokenizer_beside_and_facts_inside(tmp_path):
     from tokenizers import Tokenizer as Rust
 
     meta = ArtifactMetadata(task="classify", labels=("good", "böse"))
-    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), ("classify",)), metadata=meta), tmp_path / "m")
+    write_artifact(dataclasses.replace(make(tiny(vocab_size=3000), ("classify",)), metadata=meta), tmp_path / "m")
     export(tmp_path / "m", tmp_path / "out" / "m.onnx", ExportSettings(tokenizer=True))
     ids = Rust.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("this is a test").ids
     assert ids == Albert(tmp_path / "m").tokenizer.encode("this is a test").ids
@@ -281,7 +281,7 @@ def test_tokenizer_beside_and_facts_inside(tmp_path):
 
 
 def test_a_file_that_differs_is_not_written(tmp_path, monkeypatch):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     build = onnx_file.build
     monkeypatch.setattr(onnx_file, "build", lambda stored, heads, depth, *rest: build(stored, heads, depth - 1, *rest))
     with pytest.raises(AlbertkitError, match="differ from the model's .* not written"):
@@ -290,7 +290,7 @@ def test_a_file_that_differs_is_not_written(tmp_path, monkeypatch):
 
 
 def test_bad_requests(tmp_path):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     (tmp_path / "there.onnx").write_bytes(b"mine")
     for target, settings, message in (
         ("there.onnx", ExportSettings(), "exists"),

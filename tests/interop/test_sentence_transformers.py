@@ -22,7 +22,7 @@ from tests.test_albert import TEXTS, make
 
 @pytest.fixture(scope="module")
 def artifact():
-    return make(tiny(vocab_size=30000))
+    return make(tiny(vocab_size=3000))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
@@ -55,7 +55,7 @@ def test_written_folder_gives_our_vectors(case, artifact, tmp_path):
         "long text": {},
     }[case]
     heads = ("classify",) if case == "frozen head" else ("mlm",)
-    made = make(tiny(vocab_size=30000), heads)
+    made = make(tiny(vocab_size=3000), heads)
     made = dataclasses.replace(made, metadata=dataclasses.replace(made.metadata, **{"task": "embed", **changes}))
     write_artifact(made, tmp_path / "ours")
     export_layout(tmp_path / "ours", tmp_path / "theirs", "sentence-transformers", ExportSettings(head="vector"))
@@ -101,7 +101,7 @@ def scorer(artifact, tmp_path_factory):
     """The folder of a classifier with one output, as transformers writes it."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("scorer")
-    settings = transformers.AlbertConfig(**tiny(vocab_size=30000).to_dict(), num_labels=1)
+    settings = transformers.AlbertConfig(**tiny(vocab_size=3000).to_dict(), num_labels=1)
     transformers.AlbertForSequenceClassification(settings).save_pretrained(folder)
     artifact.tokenizer.save(folder)
     return folder

@@ -28,7 +28,7 @@ from tests.conftest import tiny
 from tests.test_albert import make
 from tests.train.conftest import VOCAB
 
-SMALL = tiny(vocab_size=30000, max_position_embeddings=40)
+SMALL = tiny(vocab_size=3000, max_position_embeddings=40)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ LONG = "a cat sat " * 40
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A classifier of single texts that reads 24 tokens."""
-    artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=("classify",))
+    artifact = make(tiny(vocab_size=3000, max_position_embeddings=64), heads=("classify",))
     details = {"max_length": 24, "pairs": False}
     metadata = replace(ArtifactMetadata(), task="classify", labels=("bad", "good"), details=details)
     return write_artifact(replace(artifact, metadata=metadata), tmp_path_factory.mktemp("m") / "classes")

@@ -128,7 +128,7 @@ def test_what_does_not_fit_the_model_is_an_error():
 @pytest.mark.parametrize("task", ["embed", "classify", "tag"])
 def test_a_device_gives_the_results_of_the_runtime(task, tmp_path):
     heads = () if task == "embed" else (task,)
-    artifact = make_english(tiny(vocab_size=30000, max_position_embeddings=24), heads=heads)
+    artifact = make_english(tiny(vocab_size=3000, max_position_embeddings=24), heads=heads)
     labels = {"classify": ("good", "bad"), "tag": ("O", "B-X")}.get(task, ())
     metadata = dataclasses.replace(ArtifactMetadata(), task=task, labels=labels)
     write_artifact(dataclasses.replace(artifact, metadata=metadata), tmp_path / "m")

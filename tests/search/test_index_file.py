@@ -62,7 +62,7 @@ def test_a_flipped_bit_anywhere_is_an_error_or_changes_no_hit(tmp_path):
         return [[(hit.id, hit.text, hit.source, hit.line, round(hit.score, 4)) for hit in hits] for hits in found]
 
     right, refused = {mode: search(mode) for mode in ("vector", "keyword", "hybrid")}, 0
-    for changed in flips(path.read_bytes(), 80):
+    for changed in flips(path.read_bytes(), 40):
         path.write_bytes(changed)
         for mode, hits in right.items():
             try:
@@ -70,7 +70,7 @@ def test_a_flipped_bit_anywhere_is_an_error_or_changes_no_hit(tmp_path):
             except AlbertkitError as error:
                 refused += 1
                 assert str(path) in str(error) and "\n" not in str(error)
-    assert refused > 20
+    assert refused > 10
 
 
 def test_a_changed_vector_block_is_an_error_that_names_the_file(tmp_path):

@@ -21,8 +21,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
-from albertkit.tokenizer import Tokenizer
-from tests.conftest import SPIECE, tiny
+from tests.conftest import english, tiny
 from tests.waiting import LIMIT, wait_until
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -58,13 +57,13 @@ MADE = {
 
 def make(folder: Path, meta: ArtifactMetadata, heads: dict[str, int], seed: int = 4, **shape) -> Path:
     """A model with lively random weights."""
-    config = tiny(vocab_size=30000, max_position_embeddings=64, **shape)
+    config = tiny(vocab_size=3000, max_position_embeddings=64, **shape)
     torch.manual_seed(seed)
     model = AlbertModel(config, {name: build_head(name, config, labels or 2) for name, labels in heads.items()})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(mean=1.0 if "norm.weight" in name else 0.0, std=0.15)
-    artifact = Artifact(config, model.weights(), Tokenizer.from_spiece(SPIECE), meta)
+    artifact = Artifact(config, model.weights(), english(), meta)
     return write_artifact(artifact, folder, overwrite=True)
 
 

@@ -73,7 +73,7 @@ def test_openai_models_and_errors(openai, server, folders):
     for given, message in (
         ([], r"input=\[\] is not valid: it must be a list of length at least 1. Correct it"),
         (["a", 3], "input contains texts and token ids"),
-        ([40_000], "not in this model's vocabulary of 30,000"),
+        ([40_000], "not in this model's vocabulary of 3,000"),
         ([[]], r"input\[0\]=\[\] is not valid: it must be a list of length at least 1. Correct it"),
         ([-1], r"input\[0\]=-1 is not valid: it must be a whole number, at least 0. Correct it"),
     ):

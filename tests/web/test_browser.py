@@ -172,7 +172,7 @@ def test_classify_and_tag_equal_pythons(visit, exported, tuned):
     ],
 )
 def test_several_labels_and_numbers_equal_pythons(labels, details, visit, exported, tmp_path):
-    made = make(tiny(vocab_size=30000), ("classify",), labels=len(labels))
+    made = make(tiny(vocab_size=3000), ("classify",), labels=len(labels))
     metadata = ArtifactMetadata(task="classify", labels=tuple(labels), details=details)
     write_artifact(replace(made, metadata=metadata), tmp_path / "m")
     one, albert = visit(f"{exported(details['kind'], tmp_path / 'm')}/package.json"), Albert(tmp_path / "m", bits=8)

@@ -49,7 +49,7 @@ ABOUT = {
 TASKS: dict[str, dict[str, Any]] = {
     "embed": {},
     "classify": {"head": "mean", "settings": {"labels": ["no", "yes"], "kind": "single", "temperature": 1}},
-    "tag": {"head": "tokens", "settings": {"labels": LABELS, "overlap": 8}, "word_classes": word_classes()},
+    "tag": {"head": "tokens", "settings": {"labels": LABELS, "overlap": 8}},
     "pretrain": {},
 }
 PARTS = {"classify": ["classify"], "tag": ["tag"], "pretrain": ["mlm"]}
@@ -92,7 +92,8 @@ def run(scripts) -> Run:
         names = ["weights.bin", "tokenizer.json", *(f"{part}.onnx" for part in parts)]
         data = {name: (folder / name).read_bytes() for name in names}
         files = {n: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in data.items()}
-        about = {**ABOUT, "task": task, **TASKS[task], "parts": parts, "files": files, **changes}
+        words = {"word_classes": word_classes()} if task == "tag" else {}
+        about = {**ABOUT, "task": task, **TASKS[task], **words, "parts": parts, "files": files, **changes}
         (folder / "model.json").write_text(json.dumps(about))
         request, result = scripts / "request.json", scripts / "result.json"
         request.write_text(json.dumps({"code": code, "args": args}))

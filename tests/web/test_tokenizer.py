@@ -20,7 +20,7 @@ from tests.conftest import ROOT, SHARED
 from tests.web.node import call_tokenizer
 
 KINDS = ("english", "chinese", "wordpiece")
-LINES = 10_000
+LINES = 5_000
 FORMS = ("{}", "a{}b", "Σ{} x", "中{}。", "1{},")
 ODD = "Σσςİıßﬁ½²①▁ \u200b\u200d\u0301\u0307\u0323\ufe0f각각কো\u09c7\u09be😀\x00\x1c\u3000，,.1259(–£'`\"-abeSTW中文ガ\U0001d401"
 
@@ -32,7 +32,7 @@ def repository_texts() -> list[str]:
 
 
 def real_texts() -> list[str]:
-    """10,000 lines of English and Chinese: from ../shared where it is there, otherwise of the documentation."""
+    """5,000 lines of English and Chinese: from ../shared where it is there, otherwise of the documentation."""
     lines: list[str] = []
     for name in ("enwiki-00", "zhwiki-00"):
         path = SHARED / "corpus" / f"{name}.txt.xz"

@@ -102,7 +102,7 @@ def test_the_graphs_compute_the_vector_of_python(written, monkeypatch):
 )
 def test_attention_equals_pythons(options, tmp_path):
     """Of the first layer; Python computes attention in floats, the page with 8-bit products."""
-    write_artifact(make(tiny(vocab_size=30000, options=Options(**options))), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000, options=Options(**options))), tmp_path / "m")
     stored = read_stored(tmp_path / "m")
     write_model(tmp_path / "web", quantize_to_int8(stored), "tiny")
     encoder = ActivationEncoder(stored.config, stored.weights)
@@ -156,7 +156,7 @@ def test_files_of_users_are_not_overwritten(tmp_path, monkeypatch):
     ):
         export_web("small", page, overwrite=True)
     with pytest.raises(AlbertkitError, match="added or changed since it was written"):
-        write_artifact(make(tiny(vocab_size=30000)), page, overwrite=True)
+        write_artifact(make(tiny(vocab_size=3000)), page, overwrite=True)
     assert (page / "index.html").read_text() == "<p>mine</p>" and (page / "img" / "logo.svg").exists()
     for name in ("img/logo.svg", "link", "package.json"):
         (page / name).unlink()
@@ -169,7 +169,7 @@ def test_files_of_users_are_not_overwritten(tmp_path, monkeypatch):
 
 
 def test_a_model_of_entities_has_the_classes_of_characters(tmp_path):
-    artifact = make(tiny(vocab_size=30000), ("tag",), labels=3)
+    artifact = make(tiny(vocab_size=3000), ("tag",), labels=3)
     metadata = ArtifactMetadata(task="tag", labels=("O", "B-X", "I-X"))
     write_artifact(replace(artifact, metadata=metadata), tmp_path / "m")
     write_model(tmp_path / "web", quantize_to_int8(read_stored(tmp_path / "m")), "tiny")
@@ -184,7 +184,7 @@ def test_the_wheel_has_no_webassembly():
 
 def test_unsupported_models_are_errors(tmp_path):
     def stored(**changes):
-        write_artifact(make(tiny(vocab_size=30000, **changes)), tmp_path / "m", overwrite=True)
+        write_artifact(make(tiny(vocab_size=3000, **changes)), tmp_path / "m", overwrite=True)
         return read_stored(tmp_path / "m")
 
     fine = stored()
@@ -201,7 +201,7 @@ def test_unsupported_models_are_errors(tmp_path):
 
 
 def test_a_float_model_is_quantized(tmp_path, onnxruntime_web):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    write_artifact(make(tiny(vocab_size=3000)), tmp_path / "m")
     export_web(tmp_path / "m", tmp_path / "out")
     (layer,) = [onnx.load(p, load_external_data=False) for p in (tmp_path / "out/model").glob("layer.onnx")]
     assert any(t.data_type == onnx.TensorProto.INT8 for t in layer.graph.initializer)

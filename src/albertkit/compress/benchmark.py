@@ -52,7 +52,7 @@ TimedShape = tuple[AlbertConfig, int]  # the result of `timed_shape`, and the bi
 # The machine -----------------------------------------------------------------------------------------------------
 
 
-def typical_seconds(call: Callable[[], object], seconds: float = SECONDS) -> float:
+def typical_seconds(call: Callable[[], object], seconds: float) -> float:
     """Seconds of a call: the first quartile of the means over stretches of calls.
 
     Other processes interrupt a program for milliseconds. This affects few short calls but all long ones, so single
@@ -141,7 +141,7 @@ def _layer_seconds(config: AlbertConfig, bits: int, length: int, threads: int) -
     def apply_layers() -> np.ndarray:
         return engine.read_out(engine.apply_layers(states, lengths, 0, depth), lengths, depth)
 
-    layer = typical_seconds(apply_layers) / depth
+    layer = typical_seconds(apply_layers, SECONDS) / depth
 
     def without_layers() -> float:
         batch = _one_text(length)

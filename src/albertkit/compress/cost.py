@@ -6,6 +6,7 @@ In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `PlanCand
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -251,7 +252,7 @@ class PlanCandidate:
             parts.append(f"FFN {self.config.intermediate_size}")
         return ", ".join(parts)
 
-    @property
+    @functools.cached_property
     def file_bytes(self) -> int:
         """Bytes of its weights on disk."""
         shapes = encoder_shapes(self.config) if self.is_static else stored_shapes(self.config, self.heads)

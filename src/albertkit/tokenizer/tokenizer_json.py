@@ -8,6 +8,7 @@ the same rules.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import unicodedata
 from collections.abc import Iterable
@@ -124,6 +125,7 @@ def _unigram_rules(vocabulary: Vocabulary) -> dict[str, Step]:
     }
 
 
+@functools.cache
 def _combining_characters() -> str:
     """A regular expression for the characters with a combining class, by this Python's Unicode tables."""
     ranges = code_point_ranges(c for c in map(chr, range(0x300, 0x20000)) if unicodedata.combining(c))
