@@ -68,7 +68,7 @@ VARIANTS: dict[str, Variant] = {
     "k = H": Variant(shape={"embedding_size": "H"}),
 }
 
-# Blocks from other encoders (`blocks/README.md`). A name such as "relative, prelude 1, pre_norm" combines them.
+# Blocks from other encoders, and training without sentence order (`blocks/README.md`). A name such as "relative, prelude 1, pre_norm" combines them.
 BLOCKS: dict[str, Variant] = {
     "relative": Variant({"attention_bias": "relative"}),
     "prelude 1": Variant({"prelude_layers": 1}),
@@ -81,6 +81,7 @@ BLOCKS: dict[str, Variant] = {
     "groups 2": VARIANTS["groups 2"],
     "groups 3": Variant(shape={"num_hidden_groups": 3}),
     "gru": VARIANTS["gru"],
+    "no order": Variant(goals={"sop_weight": 0.0}),
 }
 
 
@@ -93,10 +94,11 @@ def variant(name: str) -> Variant:
     if unknown:
         names = "; ".join(dict.fromkeys([*VARIANTS, *BLOCKS]))
         raise SystemExit(f"unknown variants: {'; '.join(sorted(unknown))}. Pass one of: {names}; or combine blocks")
-    options, shape = (
-        {k: v for part in parts for k, v in getattr(BLOCKS[part], n).items()} for n in ("options", "shape")
+    options, shape, goals = (
+        {k: v for part in parts for k, v in getattr(BLOCKS[part], field).items()}
+        for field in ("options", "shape", "goals")
     )
-    return Variant(options, shape)
+    return Variant(options, shape, goals)
 
 
 def select_variants(only: str | None) -> list[str]:

@@ -29,7 +29,7 @@ from albertkit.text_reader import Record
 GRAPH_ROWS = 10_000  # from so many texts on, a table has a graph of vectors
 TIMEOUT = 60  # seconds to wait for another program's transaction
 GRAPH_WIDTHS = 4_000  # numbers of the widest halfvec in such a graph
-CANDIDATES = (100, 1_000)  # of a search in the graph: at least, and at most, which is pgvector's limit
+CANDIDATES = (400, 1_000)  # of a search in the graph: at least, and at most, which is pgvector's limit
 CONNECTION = {
     "connect_timeout": "10",
     "tcp_user_timeout": "60000",
