@@ -29,6 +29,7 @@ OPERATIONS = [found.ok() for found in schemathesis.openapi.from_dict(description
 CASES = [(o, mode) for o in OPERATIONS for mode in GenerationMode if o.body or mode == GenerationMode.POSITIVE]
 
 
+EXAMPLES = {GenerationMode.POSITIVE: 20, GenerationMode.NEGATIVE: 8}
 UNLIKELY = (
     "/fill",
     "/search",
@@ -44,7 +45,7 @@ def test_answers_are_as_described(server, operation, mode):
 
     @given(operation.as_strategy(mode))
     @settings(
-        max_examples=20 if operation.body else 3,
+        max_examples=EXAMPLES[mode] if operation.body else 3,
         phases=[Phase.generate],
         database=None,
         suppress_health_check=list(HealthCheck),
