@@ -1,4 +1,4 @@
-"""A server through 5,000 hostile requests, in an address space of 1 GiB: it stays small and keeps answering."""
+"""A server through 10,000 hostile requests, in an address space of 1 GiB: it stays small and keeps answering."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from albertkit.albert import Albert
 from tests.serve.conftest import Served
 from tests.waiting import LIMIT, wait_until
 
-REQUESTS, CLIENTS = 5_000, 8
+REQUESTS, CLIENTS = 10_000, 8
 EVERY = 250  # one of so many requests is as large as is allowed; most others are refused before they are computed
 LARGE_AT_ONCE = 3
 MOST = 400 * 10**6  # bytes of resident memory
@@ -164,7 +164,7 @@ def memory_of(server: Served) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prlimit")
-def test_memory_stays_bounded_through_5000_hostile_requests():
+def test_memory_stays_bounded_through_10000_hostile_requests():
     with Served("--threads", 1, "--no-access-log") as server:
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (GIBIBYTE, GIBIBYTE))
         clients = Clients(server)
