@@ -48,31 +48,31 @@ def judge() -> Any:
     return module
 
 
-def verdict(variant: str, against: str = "canonical") -> str:
+def verdict(variant: str, baseline: str = "canonical") -> str:
     """Which parts of a claim hold, in the comparison with the most runs."""
     lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.is_file() else []
     recipes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         recipes[repr(sorted(line["recipe"].items()))].append(line)
     largest = max(recipes.values(), key=len, default=[])
-    if not {variant, against} <= {line["variant"] for line in largest}:
+    if not {variant, baseline} <= {line["variant"] for line in largest}:
         return ""
     page = judge()
-    (claim,) = (c for c in page.CLAIMS if (c.variant, c.baseline) == (variant, against))
+    (claim,) = (c for c in page.CLAIMS if (c.variant, c.baseline) == (variant, baseline))
     kept = json.loads(SPEEDS.read_text(encoding="utf-8")) if SPEEDS.is_file() else []
     speeds = page.speeds_of(largest[0]["recipe"], kept)
     return str(page.verdict(claim, largest, speeds))
 
 
-def measured(variant: str, against: str = "canonical") -> str:
+def measured(variant: str, baseline: str = "canonical") -> str:
     """In English."""
-    found = verdict(variant, against)
+    found = verdict(variant, baseline)
     return f" · [measured](../results/ideas.md): {found}" if found else ""
 
 
-def tested(variant: str, against: str = "canonical") -> str:
+def tested(variant: str, baseline: str = "canonical") -> str:
     """In Chinese."""
-    found = verdict(variant, against)
+    found = verdict(variant, baseline)
     for english, chinese in CHINESE.items():
         found = found.replace(english, chinese)
     return f" · [实测](../../results/ideas.md)：{found}" if found else ""

@@ -146,7 +146,7 @@ def test_every_verdict_that_the_page_asks_for_can_be_given(verdicts):
         asked = re.findall(rf"<!--={name}\(([^)]*)\)-->", path.read_text(encoding="utf-8"))
         pairs = [(*re.findall(r'"([^"]+)"', one), "canonical")[:2] for one in asked]
         assert len(pairs) >= 10
-        assert set(pairs) <= {(claim.variant, claim.against) for claim in verdicts.judge().CLAIMS}
+        assert set(pairs) <= {(claim.variant, claim.baseline) for claim in verdicts.judge().CLAIMS}
 
 
 # The program itself -----------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_impossible_heads_are_errors_before_training(start, tmp_path):
         finetune_examples("intent", tagged(20), [], tmp_path, start, settings, head=TokenHead)
     with pytest.raises(AlbertkitError, match=r"TokenHead cannot be stored: it returns .* \(texts, outputs\) is needed"):
         finetune_examples("classify", texts(20), [], tmp_path, start, settings, head=TokenHead)
-    frozen = dataclasses.replace(settings, freeze=True)
+    frozen = FinetuneSettings(freeze=True)
     with pytest.raises(AlbertkitError, match="head and freeze exclude each other"):
         finetune_examples("classify", texts(20), [], tmp_path, start, frozen, head=AttentionHead)
 
